@@ -1,0 +1,44 @@
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+ARGS ?=
+SUPPORTED := import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("fedrpc needs Python 3.11, 3.12 or 3.13, \
+	and this is %d.%d; name another one: make setup PYTHON=python3.12" % sys.version_info[:2])
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check fmt protos bench
+MAKEFLAGS += --no-print-directory
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## make .venv and install fedrpc with its pinned dependencies (PYTHON=python3.12 picks another Python)
+	@:
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/pip || { $(PYTHON) -c '$(SUPPORTED)' && $(PYTHON) -m venv .venv; }
+	@echo "installing into .venv (the first time takes some minutes and 6 GB)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup ## run the quickstart: one server, ten clients, embedded data
+	@$(BIN)/fedrpc run --recipe quickstart $(ARGS)
+
+test: setup ## run all tests (ARGS=--slow adds the slow ones)
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+check: setup ## lint, format, types, and generated code, all without changing a file
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --quiet --check
+	@$(BIN)/mypy --strict fedrpc
+	@$(BIN)/python protos/generate.py --check
+
+fmt: setup ## format, and fix what can be fixed
+	@$(BIN)/ruff check --fix --quiet || true
+	@$(BIN)/ruff format
+
+protos: setup ## make fedrpc/wire/v1 anew from protos/
+	@$(BIN)/python protos/generate.py
+
+bench: setup ## run the benches (ARGS="-k wire" picks some, ARGS="--collect-only -q" lists them)
+	@$(BIN)/python -m pytest tests/bench -q -s --timeout=1800 $(ARGS)

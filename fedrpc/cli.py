@@ -1,0 +1,271 @@
+"""The three programs fedrpc, fedrpc-server and fedrpc-client: parse, call one function; no logic."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedrpc import __version__, config, log
+from fedrpc.errors import ConfigError, UnknownName
+from fedrpc.process import exit_code_of, run_async
+
+app = typer.Typer(
+    name="fedrpc",
+    help="Federated learning over real gRPC: every byte on a ledger, every release in an account.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Data sets: what is here, and how to get the rest.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+server_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+client_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+console = Console()
+
+Method = Annotated[str | None, typer.Option(help="The federated method; see `fedrpc list methods`.")]
+Dataset = Annotated[str | None, typer.Option(help="The data set; see `fedrpc list datasets`.")]
+Partition = Annotated[str | None, typer.Option(help='How data is split over clients, such as "dirichlet:0.1".')]
+Model = Annotated[str | None, typer.Option(help="The network; chosen by data set when not given.")]
+Clients = Annotated[int | None, typer.Option(help="How many clients there are.")]
+Fraction = Annotated[float | None, typer.Option(help="Share of the clients that takes part in a round.")]
+Rounds = Annotated[int | None, typer.Option(help="How many rounds are played.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same model, bit for bit.")]
+Parallel = Annotated[int | None, typer.Option(help="Clients that work at a time; one a core when not given.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Any setting, such as --set train.lr=0.1.")]
+Recipe = Annotated[str | None, typer.Option(help="Start from a recipe; see `fedrpc list recipes`.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Start from a TOML file.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where data sets are ($FEDRPC_DATA when not given).")]
+Out = Annotated[Path | None, typer.Option(help="The run directory; runs/<method>-<dataset>-<hash> when not given.")]
+LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Speak in the clear beyond loopback.")]
+
+
+def _configuration(recipe: str | None, file: Path | None, set_: list[str] | None, **options: Any) -> config.RunConfig:
+    layers = [config.recipe(recipe) if recipe else {}, config.read_toml(file) if file else {}]
+    given = {name: value for name, value in options.items() if value is not None}
+    return config.build(config.merged({}, *layers, given, config.parse_set(set_ or [])))
+
+
+def _default_out(run: config.RunConfig) -> Path:
+    return Path("runs") / f"{run.method}-{run.dataset}-{run.hash[:8]}"
+
+
+def _level(name: str) -> str:
+    if name not in ("debug", "info", "warning", "error"):
+        raise UnknownName("log level", name, ("debug", "info", "warning", "error"))
+    return name
+
+
+@app.command()
+def run(
+    method: Method = None,
+    dataset: Dataset = None,
+    partition: Partition = None,
+    model: Model = None,
+    clients: Clients = None,
+    fraction: Fraction = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    parallel: Parallel = None,
+    device: Device = None,
+    set_: Set = None,
+    recipe: Recipe = None,
+    config_file: ConfigFile = None,
+    data_dir: DataDir = None,
+    out: Out = None,
+    log_level: LogLevel = "warning",
+) -> None:
+    """Run one method: a server and all its clients as processes on this machine.
+
+    The same command again goes on where it was stopped.
+    """
+    from fedrpc.local import run_local
+
+    settings = _configuration(
+        recipe,
+        config_file,
+        set_,
+        method=method,
+        dataset=dataset,
+        partition=partition,
+        model=model,
+        clients=clients,
+        fraction=fraction,
+        rounds=rounds,
+        seed=seed,
+        parallel=parallel,
+        device=device,
+    )
+    run_local(settings, out or _default_out(settings), data_dir, _level(log_level), console)
+
+
+@app.command("list")
+def list_(what: Annotated[str, typer.Argument(help="methods, datasets, models, partitions or recipes")]) -> None:
+    """Name what can be chosen."""
+    from fedrpc.report.listing import LISTINGS
+
+    if what not in LISTINGS:
+        raise UnknownName("list", what, LISTINGS)
+    console.print(LISTINGS[what]())
+
+
+@app.command()
+def partition(
+    dataset: Annotated[str, typer.Option(help="The data set.")] = "fmnist-mini",
+    partition: Annotated[str, typer.Option(help='The split, such as "dirichlet:0.1".')] = "iid",
+    clients: Annotated[int, typer.Option(min=1, help="How many clients.")] = 10,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    train_size: Annotated[int | None, typer.Option(min=1, help="Split a stratified part of the training set.")] = None,
+    data_dir: DataDir = None,
+    png: Annotated[Path | None, typer.Option(help="Also draw the split to this file.")] = None,
+) -> None:
+    """Show how a partition deals out a data set: a table, and a picture with --png."""
+    from fedrpc.report.split import show_split
+
+    show_split(dataset, partition, clients, seed, train_size, data_dir, png, console)
+
+
+@app.command()
+def certs(
+    out: Annotated[Path, typer.Argument(help="Where the certificates go.")],
+    host: Annotated[list[str], typer.Option(help="A name or address that clients reach the server by.")],
+    clients: Annotated[int, typer.Option(min=0, help="Also make a certificate for each of so many clients.")] = 0,
+) -> None:
+    """Make a certificate authority, a server's and clients' certificates for TLS."""
+    from fedrpc.certs import make
+
+    for path in make(out, host, clients):
+        console.print(str(path))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    console.print(__version__)
+
+
+@data_app.command("list")
+def data_list(
+    data_dir: DataDir = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and check it.")] = False,
+) -> None:
+    """Say which data sets are here, and what it takes to get the rest."""
+    from fedrpc.report.listing import data_table
+
+    console.print(data_table(data_dir, verify=verify))
+
+
+@data_app.command("prepare")
+def data_prepare(
+    name: Annotated[str, typer.Argument(help="The data set; see `fedrpc data list`.")],
+    data_dir: DataDir = None,
+    source: Annotated[Path | None, typer.Option(help="The publisher's files, when they are here already.")] = None,
+) -> None:
+    """Get a data set and write it in fedrpc's layout."""
+    from fedrpc.report.listing import prepare_with_progress
+
+    folder = data_dir or (Path(os.environ["FEDRPC_DATA"]) if os.environ.get("FEDRPC_DATA") else None)
+    if folder is None:
+        raise ConfigError("say where the data goes: --data-dir DIR, or set FEDRPC_DATA")
+    prepare_with_progress(name, folder, source, console)
+
+
+@server_app.command()
+def server(
+    listen: Annotated[str, typer.Option(help="HOST:PORT; port 0 picks a free one.")] = "127.0.0.1:50051",
+    method: Method = None,
+    dataset: Dataset = None,
+    partition: Partition = None,
+    model: Model = None,
+    clients: Clients = None,
+    fraction: Fraction = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    parallel: Parallel = None,
+    device: Device = None,
+    set_: Set = None,
+    recipe: Recipe = None,
+    config_file: ConfigFile = None,
+    data_dir: DataDir = None,
+    out: Out = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="The server's certificate.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="Ask clients for certificates of this CA.")] = None,
+    insecure: Insecure = False,
+    log_level: LogLevel = "info",
+) -> None:
+    """Serve one run; clients join from anywhere, in any order. The same command again goes on where it was stopped."""
+    from fedrpc.report.table import render
+    from fedrpc.server.app import Tls
+    from fedrpc.server.run import ServerOptions, serve
+
+    settings = _configuration(
+        recipe,
+        config_file,
+        set_,
+        method=method,
+        dataset=dataset,
+        partition=partition,
+        model=model,
+        clients=clients,
+        fraction=fraction,
+        rounds=rounds,
+        seed=seed,
+        parallel=parallel,
+        device=device,
+    )
+    if (tls_cert is None) != (tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key go together")
+    tls = Tls(tls_cert, tls_key, tls_client_ca) if tls_cert and tls_key else None
+    log.set_up(_level(log_level), role="server")
+    options = ServerOptions(listen, out or _default_out(settings), data_dir, tls, insecure)
+    render(run_async(serve(settings, options)), console)
+
+
+@client_app.command()
+def client(
+    server: Annotated[str, typer.Option(help="The server's HOST:PORT.")],
+    client_id: Annotated[int, typer.Option(min=0, help="Which client this is, from 0.")],
+    data_dir: DataDir = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Where this client keeps its store.")] = None,
+    device: Device = None,
+    tls_ca: Annotated[Path | None, typer.Option(help="The CA of the server's certificate.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="This client's certificate, if the server asks.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    insecure: Insecure = False,
+    wait_s: Annotated[float, typer.Option(min=0, help="How long to look for a server that is away.")] = 300.0,
+    log_level: LogLevel = "info",
+) -> None:
+    """Take part in a run as one client; everything else is learned from the server."""
+    from fedrpc.client.app import ClientOptions
+    from fedrpc.client.app import run as run_client
+    from fedrpc.client.identity import default_state_dir
+    from fedrpc.client.transport import Tls
+
+    log.set_up(_level(log_level), role="client", client=client_id)
+    tls = Tls(tls_ca, tls_cert, tls_key) if tls_ca else None
+    options = ClientOptions(
+        server, client_id, state_dir or default_state_dir(), data_dir, device, tls, insecure, wait_s
+    )
+    reason = run_async(run_client(options))
+    log.get("client").info("finished", reason=reason)
+
+
+def _program(program: typer.Typer) -> Callable[[], None]:
+    def entry() -> None:
+        sys.exit(exit_code_of(program))
+
+    return entry
+
+
+main, server_main, client_main = _program(app), _program(server_app), _program(client_app)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Answers one task: decode, let the method's client half work, and commit what it says before it leaves."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedrpc.client.context import AnswerContext
+from fedrpc.client.store import ClientStore, Transaction
+from fedrpc.client.transport import Task
+from fedrpc.errors import WireError
+from fedrpc.methods.base import Phase
+from fedrpc.methods.builtin import BUILTIN, Candidate, Judgement
+from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate
+from fedrpc.models.state import load
+from fedrpc.privacy.ledger import releases
+from fedrpc.problem import Problem
+from fedrpc.wire.codec import decode, encode
+from fedrpc.wire.ledger import EVALUATE, LedgerAnswer, to_json
+from fedrpc.wire.tcpinfo import Meter
+from fedrpc.wire.v1 import coordinator_pb2 as pb
+
+
+class Answerer:
+    """Answers tasks one at a time, in the training thread."""
+
+    def __init__(self, problem: Problem, client: int, store: ClientStore, device: torch.device, meter: Meter) -> None:
+        self._problem, self._client, self._store, self._device = problem, client, store, device
+        self._meter = meter
+        self._data = problem.client_data(client)
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """Makes the answer under way stop before its next batch."""
+        self._cancelled.set()
+
+    def answer(self, task: Task) -> Path:
+        """The kept answer to a task; the same question again gives the same bytes again."""
+        self._cancelled.clear()
+        question = task.envelope
+        kept = self._store.answer(question.task_id, question.digest)
+        if kept is not None:
+            return kept
+        phase = self._phase(question.phase)
+        message = decode(phase.down, question.parts, task.buffers)
+        transaction = Transaction(self._store)
+        context = self._context(question, transaction)
+        body = self._body(phase, context, message)
+        if not isinstance(body, phase.up):
+            raise TypeError(f"phase '{phase.name}' must answer with {phase.up.__name__}, got {type(body).__name__}")
+        payload = encode(body)
+        reply = pb.Envelope(
+            task_id=question.task_id,
+            round=question.round,
+            phase=question.phase,
+            step=question.step,
+            parts=payload.parts,
+            digest=payload.digest,
+            question=question.digest,
+        )
+        where = {
+            "client": self._client,
+            "round": question.round,
+            "phase": question.phase,
+            "step": question.step,
+            "task": question.task_id,
+        }
+        return self._store.commit(reply, payload, transaction.writes, releases(payload.parts, {}, where))
+
+    def _phase(self, name: str) -> Phase[Any, Any]:
+        if name in BUILTIN:
+            return BUILTIN[name]
+        method = self._problem.method
+        if name not in method.phases:
+            raise WireError(f"{method.name} has no phase '{name}'; it has {', '.join(sorted(method.phases))}")
+        return method.phases[name][0]
+
+    def _context(self, question: pb.Envelope, transaction: Transaction) -> AnswerContext:
+        context = AnswerContext(
+            self._problem,
+            self._data,
+            self._client,
+            question.round,
+            question.step,
+            self._device,
+            transaction,
+            self._cancelled,
+        )
+        # Dropout and the like draw from torch's global stream, which is set anew for each answer.
+        torch.manual_seed(int(context.rng("torch").integers(2**63 - 1)))
+        return context
+
+    def _body(self, phase: Phase[Any, Any], context: AnswerContext, message: Any) -> Any:
+        if phase.name == EVALUATE:
+            return self._judge(context, message)
+        if phase.name in BUILTIN:
+            rows = "\n".join(to_json(key, sums) for key, sums in self._store.booked().items())
+            return LedgerAnswer(rows, *self._meter.read())
+        return self._problem.method.answer(phase.name, context, message)
+
+    def _judge(self, context: AnswerContext, message: Candidate) -> Judgement:
+        model = context.model()
+        load(model, message.weights)
+        result = evaluate(
+            model,
+            self._data.test.batches(BATCH_SIZE),
+            num_classes=self._data.num_classes,
+            device=self._device,
+        )
+        return Judgement(result.num_examples, result.num_correct, result.loss_sum)

@@ -1,0 +1,49 @@
+"""Who a client is on this machine: a random instance that survives restarts, and a lock so that it runs only once."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from pathlib import Path
+from typing import IO
+
+from fedrpc.errors import ConfigError, Refused
+
+
+def default_state_dir() -> Path:
+    """Where clients that were started by hand keep their stores."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "fedrpc"
+
+
+class Identity:
+    """The folder of one client id, held by one process at a time.
+
+    Args:
+        state_dir: The folder of all clients' stores.
+        client: The client's id.
+    """
+
+    def __init__(self, state_dir: Path, client: int) -> None:
+        self.folder = state_dir / str(client)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock: IO[str] = (self.folder / "lock").open("w")
+        except OSError as error:
+            raise ConfigError(f"can not write {error.filename}: {error.strerror}; choose another --state-dir") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Refused(
+                f"client {client} is already running with the state folder {state_dir}; "
+                "stop it, or choose another --client-id or --state-dir"
+            ) from None
+        path = self.folder / "instance"
+        if not path.exists():
+            path.write_text(uuid.uuid4().hex)
+        self.instance = path.read_text().strip()
+
+    def release(self) -> None:
+        """Lets another process be this client."""
+        self._lock.close()

@@ -1,0 +1,196 @@
+"""A client's private, transactional store: what methods remember, answers until they are durable, and both ledgers.
+
+An answer's writes, its outgoing bytes and its privacy rows commit together. Every write carries the number of the
+answer that made it, so an answer can be undone with all that came after it; what the server reports durable is folded.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedrpc.privacy.ledger import GENESIS, Release, chained
+from fedrpc.wire import ledger, stored
+from fedrpc.wire.codec import Payload
+from fedrpc.wire.frames import write_file
+from fedrpc.wire.v1 import coordinator_pb2 as pb
+
+T = TypeVar("T")
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER);
+INSERT OR IGNORE INTO meta VALUES (1, 0);
+CREATE TABLE IF NOT EXISTS entries (key TEXT, number INTEGER, round INTEGER, value BLOB, PRIMARY KEY (key, number));
+CREATE TABLE IF NOT EXISTS answers (task TEXT PRIMARY KEY, number INTEGER, round INTEGER, question BLOB,
+                                    attempts INTEGER);
+CREATE TABLE IF NOT EXISTS privacy (number INTEGER PRIMARY KEY, row TEXT, hash BLOB);
+CREATE TABLE IF NOT EXISTS bytes (round INTEGER, phase TEXT, kind TEXT, direction TEXT, client INTEGER,
+    attempt INTEGER, aborted INTEGER, tensor INTEGER, message INTEGER, messages INTEGER,
+    PRIMARY KEY (round, phase, kind, direction, client, attempt, aborted));
+"""
+
+
+class Transaction:
+    """What one answer reads and writes; nothing counts until the store commits it."""
+
+    def __init__(self, store: ClientStore) -> None:
+        self._store = store
+        self.writes: dict[str, bytes | None] = {}
+
+    def get(self, key: str, cls: type[T]) -> T | None:
+        """The message under a key, this answer's own writes included."""
+        blob = self.writes[key] if key in self.writes else self._store.blob(key)
+        found: T | None = None if blob is None else stored.loads(cls, blob)
+        return found
+
+    def put(self, key: str, message: Any) -> None:
+        """Keeps a message under a key."""
+        self.writes[key] = stored.dumps(message)
+
+    def delete(self, key: str) -> None:
+        """Forgets a key."""
+        self.writes[key] = None
+
+
+class ClientStore:
+    """One client's store in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._answers = folder / "answers"
+        self._answers.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()  # the training thread and the event loop both come here
+        self._db = sqlite3.connect(folder / "store.db", check_same_thread=False, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.executescript(_SCHEMA)
+
+    def _one(self, sql: str, *args: Any) -> Any:
+        with self._lock:
+            return self._db.execute(sql, args).fetchone()
+
+    def blob(self, key: str) -> bytes | None:
+        """The newest bytes under a key."""
+        row = self._one("SELECT value FROM entries WHERE key = ? ORDER BY number DESC LIMIT 1", key)
+        return row[0] if row else None
+
+    def answer(self, task: str, question: bytes) -> Path | None:
+        """The kept answer to a question; the same task with another question undoes the answer and all after it."""
+        row = self._one("SELECT number, question FROM answers WHERE task = ?", task)
+        if row is None:
+            return None
+        path = self._answers / task
+        if row[1] == question and path.exists():
+            return path
+        with self._lock, self._db:
+            self._db.execute("BEGIN")
+            self._db.execute("DELETE FROM entries WHERE number >= ?", (row[0],))
+            self._db.execute("DELETE FROM answers WHERE number >= ?", (row[0],))
+        return None
+
+    def commit(
+        self, envelope: pb.Envelope, payload: Payload, writes: dict[str, bytes | None], released: Iterable[Release]
+    ) -> Path:
+        """Makes an answer count: its writes, its bytes and its privacy rows, all or none.
+
+        A row that promises something must never be lost with the power, or it would be spent twice; only then is it
+        worth a sync.
+        """
+        released = list(released)
+        promised = any(release.guarantee for release in released)
+        path = self._answers / envelope.task_id
+        write_file(path, envelope, payload, sync=promised)
+        with self._lock:
+            self._db.execute(f"PRAGMA synchronous={'FULL' if promised else 'NORMAL'}")
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                number = self._next_number()
+                self._db.execute(
+                    "INSERT INTO answers VALUES (?, ?, ?, ?, 0)",
+                    (envelope.task_id, number, envelope.round, envelope.question),
+                )
+                rows = [(key, number, envelope.round, value) for key, value in writes.items()]
+                self._db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
+                for release in released:
+                    self._append(release)
+        return path
+
+    def _next_number(self) -> int:
+        # Never reused, also after answers were undone or folded.
+        self._db.execute("UPDATE meta SET number = number + 1")
+        return int(self._db.execute("SELECT number FROM meta").fetchone()[0])
+
+    def _append(self, release: Release) -> None:
+        count, head = self._head()
+        row = release.row(count, head)
+        self._db.execute("INSERT INTO privacy VALUES (?, ?, ?)", (count, row, chained(head, row)))
+
+    def _head(self) -> tuple[int, bytes]:
+        row = self._db.execute("SELECT number, hash FROM privacy ORDER BY number DESC LIMIT 1").fetchone()
+        return (row[0] + 1, row[1]) if row else (0, GENESIS)
+
+    def next_attempt(self, task: str) -> int:
+        """Numbers the uploads of an answer from 0, across restarts."""
+        with self._lock:
+            row = self._db.execute(
+                "UPDATE answers SET attempts = attempts + 1 WHERE task = ? RETURNING attempts - 1", (task,)
+            ).fetchone()
+        return int(row[0]) if row else 0
+
+    def fold(self, durable_round: int) -> None:
+        """Drops what only a replay of rounds up to `durable_round` would need."""
+        with self._lock, self._db:
+            self._db.execute("BEGIN")
+            done = self._db.execute("SELECT task FROM answers WHERE round <= ?", (durable_round,)).fetchall()
+            self._db.execute("DELETE FROM answers WHERE round <= ?", (durable_round,))
+            self._db.execute(
+                "DELETE FROM entries WHERE number < (SELECT MAX(number) FROM entries AS newer "
+                "WHERE newer.key = entries.key AND newer.round <= ?)",
+                (durable_round,),
+            )
+        for (task,) in done:
+            (self._answers / task).unlink(missing_ok=True)
+
+    def privacy_rows(self, first: int) -> list[str]:
+        """The chain's rows from index `first` on."""
+        with self._lock:
+            rows = self._db.execute("SELECT row FROM privacy WHERE number >= ? ORDER BY number", (first,)).fetchall()
+        return [row[0] for row in rows]
+
+    def adopt_chain(self, count: int, head: bytes) -> bool:
+        """Continues the server's copy of the chain when it is longer than ours (a lost store); says whether it was."""
+        with self._lock:
+            if count <= self._head()[0]:
+                return False
+            self._db.execute("INSERT INTO privacy VALUES (?, ?, ?)", (count - 1, "", head))
+            return True
+
+    def book(self, rows: ledger.Rows) -> None:
+        """Adds rows to the client's ledger of bytes."""
+        values = [
+            (k.round, k.phase, k.kind, k.direction, k.client, k.attempt, k.aborted, *vars(s).values())
+            for k, s in rows.items()
+        ]
+        with self._lock, self._db:
+            self._db.execute("BEGIN")
+            self._db.executemany(
+                "INSERT INTO bytes VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET "
+                "tensor = tensor + excluded.tensor, message = message + excluded.message, "
+                "messages = messages + excluded.messages",
+                values,
+            )
+
+    def booked(self) -> ledger.Rows:
+        """The client's ledger of bytes."""
+        with self._lock:
+            rows = self._db.execute("SELECT * FROM bytes").fetchall()
+        return {
+            ledger.Key(rnd, phase, kind, direction, client, attempt, bool(aborted)): ledger.Sums(*sums)
+            for rnd, phase, kind, direction, client, attempt, aborted, *sums in rows
+        }
+
+    def close(self) -> None:
+        """Closes the data base."""
+        with self._lock:
+            self._db.close()

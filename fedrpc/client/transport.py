@@ -1,0 +1,207 @@
+"""The client's side of the three calls: frames in and out, every byte booked, gRPC errors turned into ours."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from fedrpc.errors import ConfigError, FedrpcError, Refused, Unavailable, WireError
+from fedrpc.wire.frames import Assembler, chunk_frames, stored_payload
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.ledger import SESSION, Attempt, Rows, frame_kind
+from fedrpc.wire.tcpinfo import Meter
+from fedrpc.wire.v1 import coordinator_pb2 as pb
+
+_SERVICE = "/fedrpc.wire.v1.Coordinator/"
+_LOOPBACK = ("localhost", "127.", "[::1]", "unix:")
+_REFUSALS = {
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # one socket for each client, also when a process holds several
+    ("grpc.enable_retries", 0),  # retries are ours: they are booked
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 20),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+
+
+class SessionLost(FedrpcError):
+    """The server does not know this session (it was restarted, or gave us up): join again."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A question that came whole."""
+
+    envelope: pb.Envelope
+    buffers: list[memoryview]
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Where a client's certificates are."""
+
+    ca: Path
+    cert: Path | None = None
+    key: Path | None = None
+
+
+def credentials(address: str, tls: Tls | None, insecure: bool) -> grpc.ChannelCredentials | None:
+    """TLS credentials, or None for plaintext, which anything but loopback must ask for by name."""
+    if tls is not None:
+        try:
+            cert, key = (path.read_bytes() if path else None for path in (tls.cert, tls.key))
+            return grpc.ssl_channel_credentials(tls.ca.read_bytes(), key, cert)
+        except OSError as error:
+            raise ConfigError(f"can not read the certificate {error.filename}: {error.strerror}") from None
+    if not insecure and not address.startswith(_LOOPBACK):
+        raise ConfigError(f"{address} is not loopback: give --tls-ca CA.pem, or --insecure to send in the clear")
+    return None
+
+
+class Transport:
+    """One channel to one server.
+
+    Args:
+        address: host:port.
+        client: The client's id, for the ledger.
+        book: Takes the rows of every closed attempt.
+    """
+
+    def __init__(
+        self, address: str, client: int, book: Callable[[Rows], None], *, tls: Tls | None = None, insecure: bool = False
+    ) -> None:
+        creds = credentials(address, tls, insecure)
+        self._client, self._book = client, book
+        self.address = address
+        self._channel = (
+            grpc.aio.secure_channel(address, creds, OPTIONS) if creds else grpc.aio.insecure_channel(address, OPTIONS)
+        )
+        port = address.rpartition(":")[2]
+        self.meter = Meter(int(port) if port.isdigit() else 0, local=False)
+        # Bytes pass through these calls as they are: a result is serialised once and sent as often as needed.
+        self._join: Any = self._channel.unary_unary(_SERVICE + "Join")
+        self._poll: Any = self._channel.unary_stream(_SERVICE + "Poll")
+        self._submit: Any = self._channel.stream_unary(_SERVICE + "Submit")
+
+    def _session(self, direction: str, size: int) -> None:
+        attempt = Attempt(0, SESSION, "up" if direction == "up" else "down", self._client)
+        attempt.add(Kind.ENVELOPE, size)
+        self._book(attempt.closed())
+
+    async def join(self, request: pb.JoinRequest) -> pb.JoinResponse:
+        """Opens a session."""
+        data = request.SerializeToString()
+        try:
+            answer: bytes = await self._join(data, timeout=30)
+        except grpc.aio.AioRpcError as error:
+            raise self._ours(error) from None
+        self._session("up", len(data))
+        self._session("down", len(answer))
+        return pb.JoinResponse.FromString(answer)
+
+    async def poll(self, session: str, max_bytes: int) -> Task | pb.Cancel | pb.Idle:
+        """Parks until the server has something for us."""
+        request = pb.PollRequest(session=session).SerializeToString()
+        self._session("up", len(request))
+        attempt = Attempt(0, SESSION, "down", self._client)
+        envelope: pb.Envelope | None = None
+        assembler: Assembler | None = None
+        done = False
+        try:
+            async for data in self._poll(request):
+                frame = pb.Frame.FromString(data)
+                if frame.WhichOneof("body") == "envelope":
+                    envelope = frame.envelope
+                    attempt = Attempt(
+                        envelope.round, envelope.phase, "down", self._client, envelope.attempt, attempt.rows
+                    )
+                    assembler = Assembler(envelope, max_bytes)
+                kind, tensor_bytes = frame_kind(frame, envelope)
+                attempt.add(kind, len(data), tensor_bytes)
+                if frame.WhichOneof("body") == "idle":
+                    done = True
+                    return frame.idle
+                if frame.WhichOneof("body") == "cancel":
+                    done = True
+                    return frame.cancel
+                if frame.WhichOneof("body") == "chunk":
+                    if assembler is None:
+                        raise WireError("a chunk came before its envelope")
+                    assembler.add(frame.chunk)
+            if envelope is None or assembler is None:
+                raise WireError("a poll ended without a word")
+            task = Task(envelope, assembler.finish())
+            done = True
+            return task
+        except grpc.aio.AioRpcError as error:
+            raise self._ours(error) from None
+        finally:
+            self._book(attempt.closed(aborted=not done))
+
+    async def submit(self, path: Path, session: str, attempt_number: int, rows: pb.PrivacyRows) -> pb.SubmitResponse:
+        """Sends a kept answer; its bytes are read from the file as they go."""
+        envelope, payload = stored_payload(path)
+        envelope.session, envelope.attempt = session, attempt_number
+        head = pb.Frame(envelope=envelope).SerializeToString()
+        chunks = ((Kind(payload.parts[part].kind), size, data) for part, size, data in chunk_frames(payload))
+        return await self._send(envelope, head, rows, chunks)
+
+    async def submit_failure(self, envelope: pb.Envelope) -> pb.SubmitResponse:
+        """Tells the server why there is no answer."""
+        return await self._send(envelope, pb.Frame(envelope=envelope).SerializeToString(), pb.PrivacyRows(), iter(()))
+
+    async def _send(
+        self, envelope: pb.Envelope, head: bytes, rows: pb.PrivacyRows, chunks: Iterator[tuple[Kind, int, bytes]]
+    ) -> pb.SubmitResponse:
+        attempt = Attempt(envelope.round, envelope.phase, "up", self._client, envelope.attempt)
+
+        async def frames() -> AsyncIterator[bytes]:
+            attempt.add(Kind.ENVELOPE, len(head))
+            yield head
+            if rows.rows:
+                data = pb.Frame(privacy=rows).SerializeToString()
+                self._session("up", len(data))
+                yield data
+            for kind, size, data in chunks:
+                attempt.add(kind, len(data), size)
+                yield data
+
+        response = pb.SubmitResponse()
+        try:
+            answer: bytes = await self._submit(frames())
+            self._session("down", len(answer))
+            response = pb.SubmitResponse.FromString(answer)
+            return response
+        except grpc.aio.AioRpcError as error:
+            raise self._ours(error) from None
+        finally:
+            whole = response.status == pb.SubmitResponse.STATUS_ACCEPTED
+            self._book(attempt.closed(aborted=not whole))
+
+    def _ours(self, error: grpc.aio.AioRpcError) -> FedrpcError:
+        code, text = error.code(), error.details() or ""
+        if code == grpc.StatusCode.UNAUTHENTICATED:
+            return SessionLost(text)
+        if code in _REFUSALS:
+            return Refused(text)
+        if code == grpc.StatusCode.INVALID_ARGUMENT:
+            return WireError(text)
+        return Unavailable(f"no fedrpc server answers at {self.address}: {text.splitlines()[0] if text else code}")
+
+    async def close(self) -> None:
+        """Closes the channel."""
+        await self._channel.close()

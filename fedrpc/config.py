@@ -1,0 +1,216 @@
+"""TOML, options and --set become one frozen RunConfig, whose hash names the run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedrpc.errors import ConfigError, UnknownName
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class TrainConfig(_Frozen):
+    """How every client trains."""
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float = Field(0.02, gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    lr_decay: float = Field(1.0, gt=0, le=1, description="the rate is multiplied by this ...")
+    lr_decay_every: int = Field(1, ge=1, description="... every so many rounds ...")
+    lr_min: float = Field(0.0, ge=0, description="... down to this")
+    epochs: int = Field(5, ge=0)
+    batch_size: int = Field(10, ge=1)
+    threads: int = Field(1, ge=1, description="torch threads of a client")
+
+
+class PrivacyConfig(_Frozen):
+    """Where noise comes from and what is promised with it."""
+
+    noise: Literal["seeded", "secret"] = "seeded"
+    delta: float = Field(1e-5, gt=0, lt=1)
+
+
+class LimitsConfig(_Frozen):
+    """How long and how much; none of it changes what a run computes while no limit is hit."""
+
+    quorum: float = Field(0.5, ge=0, le=1, description="share of a cohort that must answer a phase")
+    deadline_s: float = Field(600.0, gt=0, description="from a task's delivery to its answer")
+    absent_s: float = Field(60.0, gt=0, description="how long a phase waits for a client that is not connected")
+    join_s: float = Field(600.0, gt=0, description="how long a run waits for its clients to join at the start")
+    grace_s: float = Field(5.0, gt=0, description="a session without a parked poll for this long is lost")
+    poll_s: float = Field(20.0, gt=0, description="a poll is answered with Idle after this")
+    transfer_idle_s: float = Field(60.0, gt=0, description="a transfer that does not move for this long is aborted")
+    transfers: int = Field(4, ge=1, description="how many transfers are under way at once")
+    max_message_bytes: int = Field(8 << 30, gt=0, description="the largest message that is taken")
+
+
+class RunConfig(_Frozen):
+    """One run, whole: the same configuration gives the same run."""
+
+    method: str = "fedavg"
+    dataset: str = "fmnist-mini"
+    partition: str = "iid"
+    model: str = "auto"
+    normalise: Literal["standard", "unit", "symmetric"] = "standard"
+    clients: int = Field(10, ge=1)
+    fraction: float = Field(1.0, gt=0, le=1, description="share of the clients in a round's cohort")
+    rounds: int = Field(10, ge=0)
+    seed: int = Field(0, ge=0)
+    train_size: int | None = Field(None, ge=1, description="use a seeded, stratified part of the training set")
+    local_test: float = Field(0.0, ge=0, lt=1, description="share of each client's data kept for its own test")
+    eval_every: int = Field(1, ge=1, description="rounds between evaluations on the external test")
+    client_eval_every: int = Field(10, ge=1, description="rounds between evaluations on the clients' own tests")
+    device: str = "auto"
+    parallel: int = Field(0, ge=0, description="clients that work at a time; 0 is no limit")
+    train: TrainConfig = TrainConfig()
+    params: dict[str, Any] = Field(default_factory=dict)
+    privacy: PrivacyConfig = PrivacyConfig()
+    limits: LimitsConfig = LimitsConfig()
+
+    @property
+    def hash(self) -> str:
+        """Names the run: SHA-256 of all that changes what is computed, as 16 hex digits."""
+        content = self.model_dump(exclude={"rounds", "parallel", "device", "limits"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients in a round."""
+        return max(1, round(self.fraction * self.clients))
+
+    def for_clients(self) -> str:
+        """What Join tells a client, as JSON."""
+        return self.model_dump_json(exclude={"parallel"})
+
+
+def build(values: Mapping[str, Any]) -> RunConfig:
+    """A checked RunConfig; raises ConfigError with one clear line."""
+    from fedrpc.methods import METHODS  # here, since a method's module imports torch
+
+    config: RunConfig = _validated(RunConfig, values, "option")
+    cls = METHODS[config.method]
+    params = _validated(cls.Params, config.params, f"parameter of {config.method}", "params.")
+    # Written out whole, so that a default and the same value by hand are the same run.
+    return config.model_copy(update={"params": params.model_dump(mode="json")})
+
+
+def params_of(config: RunConfig) -> Any:
+    """The method's own parameters, typed."""
+    from fedrpc.methods import METHODS
+
+    return METHODS[config.method].Params(**config.params)
+
+
+def _validated(cls: type[Any], values: Mapping[str, Any], what: str, prefix: str = "") -> Any:
+    try:
+        return cls(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = [str(step) for step in first["loc"]]
+        name = prefix + ".".join(path)
+        if first["type"] == "extra_forbidden":
+            raise UnknownName(what, name, (prefix + n for n in _names_beside(cls, path))) from None
+        got = first.get("input")
+        raise ConfigError(f"{name}: {first['msg'].lower()}, got {got!r}") from None
+
+
+def _names_beside(cls: type[BaseModel], path: list[str]) -> Iterable[str]:
+    for step in path[:-1]:
+        annotation = cls.model_fields[step].annotation
+        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        cls = annotation
+    return [".".join([*path[:-1], name]) for name in cls.model_fields]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a dict."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"no configuration at {path}; check the path, or see `fedrpc list recipes`") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def recipes() -> dict[str, Path]:
+    """The recipes that ship with the package, by name."""
+    folder = Path(str(resources.files("fedrpc") / "recipes"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def recipe(name: str) -> dict[str, Any]:
+    """A recipe's values."""
+    known = recipes()
+    if name not in known:
+        raise UnknownName("recipe", name, known)
+    return read_toml(known[name])
+
+
+def merged(base: Mapping[str, Any], *layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Later layers win; tables are merged key by key."""
+    out = dict(base)
+    for layer in layers:
+        for key, value in layer.items():
+            both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
+            out[key] = merged(out[key], value) if both else value
+    return out
+
+
+def parse_set(items: Iterable[str]) -> dict[str, Any]:
+    """`key.sub=value` items as nested values; a value is TOML, or else a plain string."""
+    out: dict[str, Any] = {}
+    for item in items:
+        key, sign, text = item.partition("=")
+        if not sign or not key:
+            raise ConfigError(f"--set takes key=value, such as train.lr=0.1, got '{item}'")
+        try:
+            value = tomllib.loads(f"v = {text}")["v"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        for step in reversed(key.strip().split(".")):
+            value = {step: value}
+        out = merged(out, value)
+    return out
+
+
+def to_toml(config: RunConfig) -> str:
+    """The configuration as TOML that gives the same run again."""
+    plain, tables = [], []
+    for name, value in config.model_dump(mode="json").items():
+        if isinstance(value, dict):
+            rows = [f"{key} = {_toml(item)}" for key, item in value.items() if item is not None]
+            tables.append("\n".join([f"\n[{name}]", *rows]))
+        elif value is not None:
+            plain.append(f"{name} = {_toml(value)}")
+    return "\n".join([*plain, *tables]) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        inner = ", ".join(f"{key} = {_toml(item)}" for key, item in value.items() if item is not None)
+        return "{" + inner + "}"
+    return json.dumps(value)
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """What sets two configurations apart, as readable lines."""
+
+    def flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for key, value in values.items():
+            out |= flat(f"{prefix}{key}.", value) if isinstance(value, Mapping) else {prefix + key: value}
+        return out
+
+    one, two = flat("", old.model_dump()), flat("", new.model_dump())
+    return [f"{k} {one.get(k)!r} -> {two.get(k)!r}" for k in sorted(one | two) if one.get(k) != two.get(k)]

@@ -1,0 +1,139 @@
+"""Splits a data set's samples among clients, and a client's samples into training and test.
+
+The same specification, labels, number of clients and seed give the same split on every machine, so each client
+computes its own and compares its hash with the server's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedrpc.data import partitioners  # noqa: F401  registers the laws
+from fedrpc.data.apportion import apportion
+from fedrpc.data.partition_spec import PARTITIONERS, Partitioner, Pool, parse
+from fedrpc.errors import ConfigError
+from fedrpc.seeds import derive
+
+__all__ = ["PARTITIONERS", "Partition", "Partitioner", "Pool", "local_split", "partition", "subsample"]
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which samples each client holds.
+
+    Attributes:
+        spec: How it was asked for, such as "dirichlet:0.1".
+        indices: For each client the ascending int64 indices of its samples in the data set.
+        dropped: How many samples that were to be split went to no client.
+    """
+
+    spec: str
+    indices: tuple[np.ndarray, ...]
+    dropped: int = 0
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the assignment: number of clients, lengths, then indices, as little-endian int64."""
+        lengths = [len(self.indices), *map(len, self.indices)]
+        digest = hashlib.sha256(np.array(lengths, dtype="<i8").tobytes())
+        for client in self.indices:
+            digest.update(client.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+
+def partition(
+    spec: str,
+    y: np.ndarray,
+    num_clients: int,
+    seed: int,
+    *,
+    group: np.ndarray | None = None,
+    pool: np.ndarray | None = None,
+) -> Partition:
+    """Splits samples among clients, none of which is left without any.
+
+    Args:
+        spec: A partitioner and its parameters, such as "dirichlet:0.1,min_size=3".
+        y: The label of each sample of the data set.
+        num_clients: How many clients there are.
+        seed: The run's seed.
+        group: The group of each sample, which `natural` needs.
+        pool: The indices to split, in any order; all by default.
+    """
+    chosen = _pool(len(y), pool)
+    if not 1 <= num_clients <= len(chosen):
+        raise ConfigError(f"clients: expected 1 to {len(chosen)}, the number of samples, got {num_clients}")
+    law, parameters = parse(spec)
+    labels = np.asarray(y, dtype=np.int64)[chosen]
+    groups = None if group is None else np.asarray(group)[chosen]
+    parts = law.split(Pool(labels, num_clients, seed, groups), **parameters)
+    _check(spec, parts, num_clients)
+    indices = tuple(np.sort(chosen[part]) for part in parts)
+    for client in indices:
+        client.setflags(write=False)
+    return Partition(spec.strip(), indices, dropped=len(chosen) - sum(map(len, indices)))
+
+
+def subsample(y: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """Ascending indices of `size` samples at random, classes in their proportions to within one sample."""
+    if not 1 <= size <= len(y):
+        raise ConfigError(f"subsample: expected 1 to {len(y)} samples, got {size}")
+    whole = Pool(np.asarray(y, dtype=np.int64), 1, seed)
+    rng = derive(seed, "partition", "subsample")
+    shares = apportion(size, whole.counts)
+    picks = [rng.permutation(m)[:share] for m, share in zip(whole.members, shares, strict=True)]
+    return np.sort(np.concatenate(picks)).astype(np.int64)
+
+
+def local_split(
+    indices: np.ndarray, y: np.ndarray, fraction: float, seed: int, client: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """A client's samples as ascending training and test indices, each class in the same proportion.
+
+    Every class that the client holds keeps at least one training sample, so a class with a single one is not tested.
+
+    Args:
+        indices: The client's samples, as Partition has them.
+        y: The label of each sample of the data set.
+        fraction: The share that is for testing, 0 for none.
+        seed: The run's seed.
+        client: The client's number.
+    """
+    if not 0 <= fraction < 1:
+        raise ConfigError(f"local_test: expected a share from 0 to below 1, got {fraction}")
+    held = np.sort(np.asarray(indices, dtype=np.int64))
+    mine = Pool(np.asarray(y)[held].astype(np.int64), 1, seed)
+    shares = apportion(round(fraction * len(held)), mine.counts, caps=mine.counts - 1)
+    rng = derive(seed, "partition", "local", client)
+    for_test = np.zeros(len(held), dtype=bool)
+    for member, share in zip(mine.members, shares, strict=True):
+        for_test[rng.permutation(member)[:share]] = True
+    return held[~for_test], held[for_test]
+
+
+def _pool(total: int, pool: np.ndarray | None) -> np.ndarray:
+    if pool is None:
+        return np.arange(total, dtype=np.int64)
+    chosen = np.unique(np.asarray(pool, dtype=np.int64))
+    if len(chosen) != len(pool) or not len(chosen) or chosen[0] < 0 or chosen[-1] >= total:
+        raise ConfigError(
+            f"pool: expected distinct indices from 0 to {total - 1}, got {len(pool)} with others among them"
+        )
+    return chosen
+
+
+def _check(spec: str, parts: Sequence[np.ndarray], num_clients: int) -> None:
+    """Holds a law, which may be a third party's, to its contract."""
+    assert len(parts) == num_clients, f"{spec}: expected one array for each client"
+    flat = np.concatenate(parts)
+    assert len(np.unique(flat)) == len(flat), f"{spec}: a sample went to two clients"
+    empty = [client for client, part in enumerate(parts) if not len(part)]
+    if empty:
+        raise ConfigError(
+            f"partition '{spec}': {len(empty)} of {num_clients} clients would hold no sample, client {empty[0]} first; "
+            "use fewer clients, more data or another partition"
+        )

@@ -1,0 +1,68 @@
+"""Every exception fedrpc raises on purpose, and the exit code each one ends a process with.
+
+FedrpcError                      1
+├── ConfigError                 78  something a person wrote is wrong (EX_CONFIG): no retry helps
+│   ├── UnknownName             78  a name that no registry knows; says the nearest one
+│   ├── DataError               78  a data set is missing or malformed
+│   └── Refused                 78  the server refused this client for good
+├── Unavailable                 75  the other side or a port is not there now (EX_TEMPFAIL): retry
+│   └── QuorumError             75  too few clients answered a phase
+├── WireError                   76  bytes that break the wire contract (EX_PROTOCOL)
+└── Cancelled                    1  the server withdrew the task that was being answered
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedrpcError(Exception):
+    """Base class; `str(error)` is one clear line for a person."""
+
+    exit_code = 1
+
+
+class ConfigError(FedrpcError):
+    """Something a person wrote is wrong."""
+
+    exit_code = 78
+
+
+class UnknownName(ConfigError):
+    """A name that is not registered, with the nearest one that is."""
+
+    def __init__(self, what: str, got: str, valid: Iterable[str], remedy: str = "") -> None:
+        self.what, self.got, self.valid = what, got, sorted(valid)
+        near = difflib.get_close_matches(got, self.valid, n=1, cutoff=0.5)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        known = ", ".join(self.valid) or "none"
+        super().__init__(f"unknown {what} '{got}'; registered: {known}.{hint}{' ' + remedy if remedy else ''}")
+
+
+class DataError(ConfigError):
+    """A data set is missing or malformed."""
+
+
+class Refused(ConfigError):
+    """The server refused this client for good (version, schema, partition or identity)."""
+
+
+class Unavailable(FedrpcError):
+    """The other side, or a port, is not there now."""
+
+    exit_code = 75
+
+
+class QuorumError(Unavailable):
+    """Too few clients answered a phase in time."""
+
+
+class WireError(FedrpcError):
+    """Bytes that break the wire contract."""
+
+    exit_code = 76
+
+
+class Cancelled(FedrpcError):
+    """The server withdrew the task that was being answered."""

@@ -1,0 +1,319 @@
+"""What a federated method is: typed questions, a server half that asks them, a client half that answers them.
+
+A method is one file. `fedavg.py` is the smallest whole example; README.md in this folder walks through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from fedrpc.data.examples import Examples
+from fedrpc.registry import Registry
+from fedrpc.wire.kinds import Direction, Kind
+from fedrpc.wire.ledger import EVALUATE, SESSION
+from fedrpc.wire.message import Tensors, check_message, fields, schema_digest
+
+ClientId = int
+Down = TypeVar("Down")
+Up = TypeVar("Up")
+State = TypeVar("State")
+T = TypeVar("T")
+M = TypeVar("M", bound="type[Method[Any]]")
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+SETUP_ROUND = -1
+RESERVED_PHASES = frozenset({SESSION, EVALUATE})
+
+
+class Params(BaseModel):
+    """A method's own parameters: subclass it, give every field a default, validate in the usual pydantic ways."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True)
+class Phase(Generic[Down, Up]):
+    """A typed question.
+
+    Args:
+        name: Its name in the ledger, the records and the logs.
+        down: The message that asks.
+        up: The message that answers.
+        same: Fields of the answer that must have the names, shapes and dtypes of the question's field of that name.
+            An answer that has not, or has NaN or infinity in its weights, counts as missing.
+    """
+
+    name: str
+    down: type[Down]
+    up: type[Up]
+    same: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_message(self.down)
+        check_message(self.up)
+        for name in self.same:
+            for cls in (self.down, self.up):
+                if name not in {f.name for f in fields(cls)}:
+                    raise TypeError(f"phase '{self.name}': {cls.__name__} has no field '{name}' to hold 'same'")
+
+
+@dataclass(frozen=True)
+class Reply(Generic[Up]):
+    """One client's answer."""
+
+    client: ClientId
+    body: Up
+
+
+class Round(Protocol):
+    """What the server half is given: the cohort, and a way to ask it."""
+
+    index: int
+    cohort: Sequence[ClientId]
+    params: Any
+    device: torch.device
+    missing: Mapping[ClientId, str]  # who did not answer the last ask, and why
+
+    def ask(
+        self, phase: Phase[Down, Up], message: Down | Mapping[ClientId, Down], *, step: int = 0
+    ) -> AsyncIterator[Reply[Up]]:
+        """Asks the whole cohort (or the clients of a mapping) and yields the answers in cohort order.
+
+        Raises QuorumError when too few answered in time. The message must not change until the last answer came.
+        """
+        ...
+
+    def model(self) -> nn.Module:
+        """A fresh copy of the run's network, always with the same initial weights."""
+        ...
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """The stream for a purpose in this round; the same purpose gives the same stream again."""
+        ...
+
+    async def compute(self, function: Callable[..., T], *args: Any) -> T:
+        """Runs heavy work off the event loop."""
+        ...
+
+    def record(self, **values: Any) -> None:
+        """Adds values to this round's line in records.jsonl."""
+        ...
+
+
+class Store(Protocol):
+    """A client's private memory: transactional, survives rounds and restarts, never leaves the client."""
+
+    def get(self, key: str, cls: type[T]) -> T | None:
+        """The message last put under a key."""
+        ...
+
+    def put(self, key: str, message: Any) -> None:
+        """Keeps a message; it counts from when this answer is complete."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Forgets a key."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's own data, normalised."""
+
+    train: Examples
+    test: Examples
+    num_classes: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a local training did."""
+
+    num_examples: int
+    num_steps: int
+    epoch_losses: tuple[float, ...]
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the last epoch."""
+        return self.epoch_losses[-1] if self.epoch_losses else 0.0
+
+
+class ClientContext(Protocol):
+    """What the client half is given."""
+
+    client: ClientId
+    round: int
+    step: int
+    data: ClientData
+    params: Any
+    device: torch.device
+    store: Store
+
+    def model(self) -> nn.Module:
+        """A fresh copy of the run's network on the client's device."""
+        ...
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """The stream for a purpose, this client and this round."""
+        ...
+
+    def train(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        *,
+        data: Examples | None = None,
+        on_grad: Callable[[nn.Module], None] | None = None,
+    ) -> TrainReport:
+        """Trains with the run's optimizer, epochs and batch size; `loss(model, x, y)` is the mean over a batch."""
+        ...
+
+    def learning_rate(self) -> float:
+        """The rate of this round, after decay."""
+        ...
+
+
+@dataclass(frozen=True)
+class Env:
+    """What a method may know before the first round."""
+
+    model: Callable[[], nn.Module]
+    params: Any
+    num_clients: int
+    num_classes: int
+    shape: tuple[int, ...]
+    rng: Callable[[str], np.random.Generator]
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What a cost formula may use: sizes only.
+
+    Args:
+        weights_bytes: The network's payload, 4 bytes a float and 8 a BatchNorm counter.
+        cohorts: Who was asked in each round.
+        num_examples: Training examples of every client.
+        sample_floats: Values of one input.
+    """
+
+    weights_bytes: int
+    cohorts: Sequence[Sequence[ClientId]]
+    num_examples: Sequence[int]
+    num_clients: int
+    num_classes: int
+    sample_floats: int
+    epochs: int
+    params: Any
+    model: Callable[[], nn.Module]
+
+    @property
+    def num_asked(self) -> int:
+        """Participations over all rounds."""
+        return sum(len(cohort) for cohort in self.cohorts)
+
+
+@dataclass
+class Cost:
+    """Tensor bytes that a method's formula predicts, by direction and kind."""
+
+    down: dict[Kind, int] = field(default_factory=dict)
+    up: dict[Kind, int] = field(default_factory=dict)
+
+    def add(self, direction: Direction, kind: Kind, size_bytes: int) -> Cost:
+        """Adds bytes; returns itself so that a formula reads as one sum."""
+        side = self.down if direction == "down" else self.up
+        side[kind] = side.get(kind, 0) + size_bytes
+        return self
+
+
+def on(phase: Phase[Down, Up]) -> Callable[[Callable[[Any, Any, Down], Up]], Callable[[Any, Any, Down], Up]]:
+    """Marks the method that answers a phase on the client."""
+
+    def mark(function: Callable[[Any, Any, Down], Up]) -> Callable[[Any, Any, Down], Up]:
+        function.answers = phase  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+class Method(Generic[State]):
+    """A federated method. State is a message dataclass and changes only by `round` returning a new one."""
+
+    name: ClassVar[str]
+    Params: ClassVar[type[Params]] = Params
+    shares: ClassVar[str] = ""  # what leaves a client beside weights and scalars; shown wherever the method is
+    dp_sgd: ClassVar[str] = "allowed"  # or "refused: why", for a method with a training loop of its own
+    phases: ClassVar[dict[str, tuple[Phase[Any, Any], str]]] = {}  # by name, with the attribute that answers
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        found = dict(cls.phases)
+        for attribute, value in vars(cls).items():
+            phase = getattr(value, "answers", None)
+            if phase is None:
+                continue
+            if phase.name in RESERVED_PHASES:
+                raise TypeError(f"{cls.__name__}: the phase name '{phase.name}' is the coordinator's own")
+            found[phase.name] = (phase, attribute)
+        cls.phases = found
+
+    def answer(self, phase: str, ctx: ClientContext, message: Any) -> Any:
+        """The client half's answer to a phase, by name."""
+        return getattr(self, self.phases[phase][1])(ctx, message)
+
+    def network(self, build: Callable[[], nn.Module]) -> nn.Module:
+        """The network that travels: the configured one, or what the method makes of it (a projection head)."""
+        return build()
+
+    def init(self, env: Env) -> State:
+        """The state before the first round."""
+        raise NotImplementedError
+
+    async def setup(self, state: State, rnd: Round) -> State:
+        """Optional: before round 0, with every client in the cohort."""
+        return state
+
+    async def round(self, state: State, rnd: Round) -> State:
+        """One round; the returned state is checkpointed before the next one starts."""
+        raise NotImplementedError
+
+    async def finalize(self, state: State, rnd: Round) -> State:
+        """Optional: after the last round, with every client in the cohort."""
+        return state
+
+    def model(self, state: State) -> Tensors:
+        """The weights that evaluation and model.safetensors use."""
+        raise NotImplementedError
+
+    def cost(self, shapes: Shapes) -> Cost:
+        """Tensor bytes by kind and direction, in closed form, for the whole run."""
+        raise NotImplementedError
+
+    @classmethod
+    def overrides(cls, stage: str) -> bool:
+        """Whether a method has an optional stage ("setup" or "finalize") of its own."""
+        return getattr(cls, stage) is not getattr(Method, stage)
+
+    @classmethod
+    def schema_digest(cls) -> bytes:
+        """SHA-256 over the layout of every message: server and client must agree on it."""
+        ordered = [cls.phases[name][0] for name in sorted(cls.phases)]
+        return schema_digest(*(side for phase in ordered for side in (phase.down, phase.up)))
+
+
+METHODS: Registry[type[Method[Any]]] = Registry("method", "methods")
+
+
+def register(cls: M) -> M:
+    """Files a method under its name."""
+    METHODS.register(cls.name)(cls)
+    return cls

@@ -1,0 +1,88 @@
+"""FedAvg (McMahan et al., 2017): local SGD on every sampled client, then the mean of their models by sample count.
+
+Departs from the paper: nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedrpc.methods.base import ClientContext, Cost, Env, Loss, Method, Phase, Round, Shapes, on, register
+from fedrpc.methods.blocks.mean import WeightedMean
+from fedrpc.models.state import load, tensors
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.message import Tensors, part
+
+
+@dataclass(frozen=True)
+class Global:
+    """Down: the global model. Also the server's whole state."""
+
+    weights: Tensors = part(Kind.WEIGHTS)
+
+
+@dataclass(frozen=True)
+class Update:
+    """Up: the locally trained model, how many examples it saw, and the mean loss of each local epoch."""
+
+    weights: Tensors = part(Kind.WEIGHTS)
+    num_examples: int = part(Kind.SCALARS)
+    losses: Tensor = part(Kind.SCALARS)
+
+
+FIT = Phase("fit", Global, Update, same=("weights",))
+
+
+def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The local objective."""
+    return F.cross_entropy(model(x), y)
+
+
+@register
+class FedAvg(Method[Global]):
+    """Both halves of FedAvg."""
+
+    name = "fedavg"
+
+    def init(self, env: Env) -> Global:
+        """The configured network's initial weights."""
+        return Global(tensors(env.model()))
+
+    async def round(self, state: Global, rnd: Round) -> Global:
+        """Asks the cohort to train and averages what comes back, normalised over who answered."""
+        mean, losses = WeightedMean(), {}
+        async for reply in rnd.ask(FIT, state):
+            await rnd.compute(mean.add, reply.body.weights, reply.body.num_examples)
+            losses[reply.client] = reply.body.losses.tolist()
+        rnd.record(local_losses=losses)
+        return Global(mean.value)
+
+    @on(FIT)
+    def fit(self, ctx: ClientContext, msg: Global) -> Update:
+        """Trains the received model on the client's own data."""
+        model = ctx.model()
+        load(model, msg.weights)
+        report = ctx.train(model, self.objective(ctx, msg))
+        return Update(tensors(model), report.num_examples, torch.tensor(report.epoch_losses, dtype=torch.float64))
+
+    def objective(self, ctx: ClientContext, msg: Global) -> Loss:
+        """The loss of a batch; methods that change nothing else override this."""
+        return cross_entropy
+
+    def model(self, state: Global) -> Tensors:
+        """The global model."""
+        return state.weights
+
+    def cost(self, shapes: Shapes) -> Cost:
+        """The model both ways for each participation; up also the sample count and a loss for each epoch."""
+        n = shapes.num_asked
+        return (
+            Cost()
+            .add("down", Kind.WEIGHTS, n * shapes.weights_bytes)
+            .add("up", Kind.WEIGHTS, n * shapes.weights_bytes)
+            .add("up", Kind.SCALARS, n * 8 * (1 + shapes.epochs))
+        )

@@ -1,0 +1,1 @@
+"""Measures of accuracy, fairness, features and exposure, as numbers from numbers."""

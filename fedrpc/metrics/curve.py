@@ -1,0 +1,43 @@
+"""Sums up a curve of accuracy over rounds in the three numbers that papers quote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+TAIL = 10
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Three readings of one curve, in percent.
+
+    Attributes:
+        last: The last evaluation's accuracy.
+        last10: The mean of the last ten evaluations, or of all when there are fewer.
+        best: The highest accuracy. The test set chose it, so it flatters: show it with `best_label`.
+        best_round: The first round that reached it.
+    """
+
+    best_label: ClassVar[str] = "test-selected"
+
+    last: float
+    last10: float
+    best: float
+    best_round: int
+
+
+def summarise(points: Iterable[tuple[int, float]]) -> Curve:
+    """The summary of (round, accuracy) pairs in any order; of two for one round the later in `points` counts.
+
+    Raises:
+        ValueError: There is no point.
+    """
+    curve = dict(points)
+    if not curve:
+        raise ValueError("a curve needs at least one evaluated round")
+    rounds = sorted(curve)
+    tail = [curve[index] for index in rounds[-TAIL:]]
+    best_round = max(rounds, key=lambda index: (curve[index], -index))
+    return Curve(tail[-1], sum(tail) / len(tail), curve[best_round], best_round)

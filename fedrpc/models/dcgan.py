@@ -1,0 +1,77 @@
+"""The DCGAN discriminator and one path of the multi-path generator of MP-GAN."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from fedrpc.errors import ConfigError
+
+WIDTHS = (64, 128, 256, 512)
+# The innermost convolution by image size: stride and padding that turn the last map into a single pixel.
+INNERMOST = {32: (2, 1), 64: (1, 0)}
+
+
+def _innermost(size: int) -> tuple[int, int]:
+    if size not in INNERMOST:
+        raise ConfigError(f"DCGAN images are 32x32 or 64x64, got {size}x{size}; pad or resize them")
+    return INNERMOST[size]
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+        nn.init.normal_(module.weight, 0.0, 0.02)
+    elif isinstance(module, nn.BatchNorm2d):
+        nn.init.normal_(module.weight, 1.0, 0.02)
+        nn.init.zeros_(module.bias)
+
+
+class Discriminator(nn.Module):
+    """From images in [-1, 1] to one logit each: real against generated.
+
+    Args:
+        channels: Of the images.
+        size: Side of the square images, 32 or 64.
+    """
+
+    def __init__(self, channels: int, size: int = 32) -> None:
+        super().__init__()
+        stride, padding = _innermost(size)
+        layers: list[nn.Module] = [nn.Conv2d(channels, WIDTHS[0], 4, 2, 1, bias=False), nn.LeakyReLU(0.2)]
+        for narrow, wide in pairwise(WIDTHS):
+            layers += [nn.Conv2d(narrow, wide, 4, 2, 1, bias=False), nn.BatchNorm2d(wide), nn.LeakyReLU(0.2)]
+        self.layers = nn.Sequential(*layers, nn.Conv2d(WIDTHS[-1], 1, 4, stride, padding, bias=False))
+        self.apply(_initialise)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A logit for each image, of shape (batch,)."""
+        logits: Tensor = self.layers(x)
+        return logits.flatten()
+
+
+class GeneratorPath(nn.Module):
+    """From noise to images in [-1, 1], the mirror of the discriminator.
+
+    Args:
+        channels: Of the images.
+        nz: Length of the noise vector.
+        size: Side of the square images, 32 or 64.
+    """
+
+    def __init__(self, channels: int, nz: int = 100, size: int = 32) -> None:
+        super().__init__()
+        stride, padding = _innermost(size)
+        self.nz = nz
+        widths = WIDTHS[::-1]
+        layers: list[nn.Module] = [nn.ConvTranspose2d(nz, widths[0], 4, stride, padding, bias=False)]
+        for wide, narrow in pairwise(widths):
+            layers += [nn.BatchNorm2d(wide), nn.ReLU(), nn.ConvTranspose2d(wide, narrow, 4, 2, 1, bias=False)]
+        layers += [nn.BatchNorm2d(widths[-1]), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.ConvTranspose2d(widths[-1], channels, 4, 2, 1, bias=False), nn.Tanh())
+        self.apply(_initialise)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Images for noise of shape (batch, nz)."""
+        images: Tensor = self.layers(z.reshape(len(z), self.nz, 1, 1))
+        return images

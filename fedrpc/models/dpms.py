@@ -1,0 +1,144 @@
+"""The networks of FedDPMS and FedVAE: a classifier on a latent vector, and a decoder back to images.
+
+The widths are those of the paper's Tables 3 and 4. The tables name neither activations nor strides: ReLU follows every
+convolution but the last, and the transposed convolutions that undo a pooling have stride 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fedrpc.errors import ConfigError
+from fedrpc.models.base import Model, Shape, architecture, image_of
+
+
+@dataclass(frozen=True)
+class _Widths:
+    """Filters of each convolution; a group of the encoder ends in a pooling; strides of the decoder's layers."""
+
+    encoder: tuple[tuple[int, ...], ...]
+    decoder: tuple[tuple[int, int], ...]
+    last_stride: int
+    latent: int
+
+
+GREY = _Widths(encoder=((16,), (32,)), decoder=((16, 2),), last_stride=2, latent=32)
+COLOUR = _Widths(encoder=((32, 32), (64, 64)), decoder=((64, 1), (64, 2), (32, 1)), last_stride=2, latent=128)
+
+
+def _fits(shape: Shape) -> bool:
+    return image_of(shape, 4) and shape[1] % 4 == 0 and shape[2] % 4 == 0
+
+
+def _widths(shape: Shape) -> _Widths:
+    if not _fits(shape):
+        raise ConfigError(f"dpms networks take CxHxW images with sides that 4 divides, got {shape}")
+    return GREY if shape[0] == 1 else COLOUR
+
+
+def _flat(shape: Shape) -> tuple[int, int, int]:
+    """The encoder's last map: channels, height, width."""
+    return _widths(shape).encoder[-1][-1], shape[1] // 4, shape[2] // 4
+
+
+def _latent(shape: Shape, latent: int | None) -> int:
+    latent = _widths(shape).latent if latent is None else latent
+    if latent < 1:
+        raise ConfigError(f"the latent dimension must be at least 1, got {latent}")
+    return latent
+
+
+def _head(shape: Shape, latent: int) -> nn.Linear:
+    channels, height, breadth = _flat(shape)
+    return nn.Linear(channels * height * breadth, latent)
+
+
+def _encoder(shape: Shape) -> list[nn.Module]:
+    groups: list[nn.Module] = []
+    channels = shape[0]
+    for group in _widths(shape).encoder:
+        layers: list[nn.Module] = []
+        for width in group:
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            channels = width
+        groups.append(nn.Sequential(*layers, nn.MaxPool2d(2)))
+    return [*groups, nn.Flatten()]
+
+
+def _up(channels: int, width: int, stride: int) -> nn.ConvTranspose2d:
+    return nn.ConvTranspose2d(channels, width, 3, stride=stride, padding=1, output_padding=stride - 1)
+
+
+class Decoder(nn.Sequential):
+    """From a latent vector to an image in [0, 1].
+
+    Args:
+        shape: Channels, height and width of the image.
+        latent: Length of the latent vector; the paper's for this kind of image by default.
+    """
+
+    def __init__(self, shape: Shape, latent: int | None = None) -> None:
+        widths, flat = _widths(shape), _flat(shape)
+        channels = flat[0]
+        layers: list[nn.Module] = [
+            nn.Linear(_latent(shape, latent), flat[0] * flat[1] * flat[2]),
+            nn.Unflatten(1, flat),
+        ]
+        for width, stride in widths.decoder:
+            layers += [_up(channels, width, stride), nn.ReLU()]
+            channels = width
+        super().__init__(*layers, _up(channels, shape[0], widths.last_stride), nn.Sigmoid())
+
+
+@architecture("dpms", takes="a CxHxW image with sides that 4 divides, such as 1x28x28 or 3x32x32", fits=_fits)
+class Dpms(Model):
+    """Encoder, latent mean in [0, 1], classifier on the mean: Table 3, the base network of every method.
+
+    Grey images get the narrow network of the paper's FMNIST column, others the wide one of its CIFAR column.
+
+    Args:
+        shape: Channels, height and width of a sample.
+        num_classes: How many logits.
+        latent: Length of the latent vector; 32 for grey images and 128 for others by default.
+    """
+
+    def __init__(self, shape: Shape, num_classes: int, latent: int | None = None) -> None:
+        latent = _latent(shape, latent)
+        mu = nn.Sequential(_head(shape, latent), nn.Sigmoid())
+        super().__init__([*_encoder(shape), mu], nn.Linear(latent, num_classes))
+
+    @property
+    def encoder(self) -> nn.Sequential:
+        """From an image to the flat map under the heads; the model's own modules."""
+        return nn.Sequential(*list(self.stages)[:-1])
+
+    @property
+    def mu(self) -> nn.Module:
+        """From the encoder's output to the latent mean, each coordinate in [0, 1]."""
+        return self.stages[-1]
+
+
+class Vae(Dpms):
+    """A `Dpms` with the head of the latent's log-variance and a decoder: Table 4.
+
+    Its tensors are those of a `Dpms`, in the same order and, from the same seed, with the same initial values, then
+    `logvar.*` and `decoder.*`.
+    """
+
+    def __init__(self, shape: Shape, num_classes: int, latent: int | None = None) -> None:
+        latent = _latent(shape, latent)
+        super().__init__(shape, num_classes, latent)
+        self.logvar = _head(shape, latent)
+        self.decoder = Decoder(shape, latent)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean and the log-variance of the latent vector of each image."""
+        flat = self.encoder(x)
+        return self.mu(flat), self.logvar(flat)
+
+
+def vae_parts(shape: Shape, num_classes: int, latent: int | None = None) -> Vae:
+    """The parts that FedDPMS and FedVAE train: `.encoder`, `.mu`, `.logvar`, `.classifier` and `.decoder`."""
+    return Vae(shape, num_classes, latent)

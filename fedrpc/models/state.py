@@ -1,0 +1,54 @@
+"""Reads a module's parameters and buffers as plain tensors, and writes them back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedrpc.errors import ConfigError
+
+
+def tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Detached, contiguous CPU copies of every parameter and buffer, in the order of `state_dict`."""
+    return {
+        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, value in module.state_dict().items()
+    }
+
+
+def load(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copies `tensors` into `module`; names, shapes and dtypes must all agree, or nothing is changed.
+
+    Raises:
+        ConfigError: The tensors are of another architecture; says the first disagreements.
+    """
+    own = module.state_dict()
+    wrong = _disagreements(own, tensors)
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ConfigError(f"tensors do not fit {type(module).__name__}: {'; '.join(wrong[:3])}{more}")
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(tensors[name])
+
+
+def payload_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """The bytes of the tensors' values alone: what a method's cost formula counts."""
+    return sum(value.numel() * value.element_size() for value in tensors.values())
+
+
+def _disagreements(own: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> list[str]:
+    missing = [f"missing '{name}'" for name in own if name not in got]
+    extra = [f"unexpected '{name}'" for name in got if name not in own]
+    differing = [
+        f"'{name}' expected {_describe(own[name])}, got {_describe(got[name])}"
+        for name in own
+        if name in got and (own[name].shape != got[name].shape or own[name].dtype != got[name].dtype)
+    ]
+    return missing + extra + differing
+
+
+def _describe(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"

@@ -1,0 +1,77 @@
+"""The learning problem of a run (data set, split and network) as server and clients each compute it themselves."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedrpc import models
+from fedrpc.config import RunConfig, params_of
+from fedrpc.data.datasets import DataSet, Split, load
+from fedrpc.data.examples import Examples
+from fedrpc.data.partition import Partition, local_split, partition, subsample
+from fedrpc.methods import METHODS
+from fedrpc.methods.base import ClientData, Method
+from fedrpc.seeds import derive
+
+
+class Problem:
+    """Everything that follows from a configuration and a data folder alone.
+
+    Args:
+        config: The run's configuration; "auto" for the model is resolved here.
+        data_dir: Where data sets are; None for the environment's or the embedded ones.
+    """
+
+    def __init__(self, config: RunConfig, data_dir: Path | None = None) -> None:
+        self.dataset: DataSet = load(config.dataset, data_dir)
+        if config.model == "auto":
+            name = models.default_for(self.dataset.shape, config.dataset)
+            config = config.model_copy(update={"model": name})
+        self.config = config
+        self.method: Method[Any] = METHODS[config.method]()
+        self.params = params_of(config)
+        self.network()  # a model that does not fit the data says so now
+
+    def network(self) -> nn.Module:
+        """A fresh network, always with the same initial weights: `init` knows no method, phase or client."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(derive(self.config.seed, "init").integers(2**63 - 1)))
+            return self.method.network(
+                lambda: models.build(self.config.model, self.dataset.shape, self.dataset.num_classes)
+            )
+
+    @cached_property
+    def partition(self) -> Partition:
+        """Who has which training examples."""
+        y, seed = self.dataset.train.y, self.config.seed
+        pool = subsample(y, self.config.train_size, seed) if self.config.train_size else None
+        return partition(self.config.partition, y, self.config.clients, seed, group=self.dataset.train.group, pool=pool)
+
+    def local_indices(self, client: int) -> tuple[np.ndarray, np.ndarray]:
+        """A client's training and test examples, as positions in the training set."""
+        mine = self.partition.indices[client]
+        return local_split(mine, self.dataset.train.y, self.config.local_test, self.config.seed, client)
+
+    def client_data(self, client: int) -> ClientData:
+        """One client's own data."""
+        train, test = (self._examples(self.dataset.train, index) for index in self.local_indices(client))
+        return ClientData(train, test, self.dataset.num_classes, self.dataset.shape)
+
+    def external_test(self) -> Examples:
+        """The external test set, which never enters a partition; read by memory map, a batch at a time."""
+        test = self.dataset.test
+        return Examples(torch.from_numpy(np.array(test.y)), lambda index: self._inputs(test.x[index]))
+
+    def _examples(self, split: Split, index: np.ndarray) -> Examples:
+        # A copy of the client's own rows, as stored (bytes, not floats): N clients stay small.
+        rows = np.array(split.x[index])
+        return Examples(torch.from_numpy(np.array(split.y[index])), lambda inner: self._inputs(rows[inner]))
+
+    def _inputs(self, rows: np.ndarray) -> torch.Tensor:
+        return self.dataset.inputs(rows, self.config.normalise)

@@ -1,0 +1,68 @@
+"""What every fedrpc process does around its work: die with its parent, end on signals, exit with an honest code."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fedrpc.errors import FedrpcError
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Stopped(Exception):
+    """A signal asked this process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+def die_with_parent(parent: int) -> None:
+    """Has the kernel send SIGTERM when the parent is gone; elsewhere than on Linux the launcher's clean-up must do."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+def run_async(main: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a coroutine; SIGTERM and SIGINT cancel it, so that it can put its things away, and raise Stopped."""
+
+    async def guarded() -> Any:
+        loop, caught = asyncio.get_running_loop(), []
+        work = asyncio.ensure_future(main)
+
+        def stop(number: int) -> None:
+            caught.append(number)
+            work.cancel()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop, number)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if caught:
+                raise Stopped(caught[0]) from None
+            raise
+
+    return asyncio.run(guarded())
+
+
+def exit_code_of(work: Callable[[], Any]) -> int:
+    """Runs `work`; a mistake of the user's is one line on standard error and an exit code, never a traceback."""
+    try:
+        work()
+        return 0
+    except FedrpcError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except Stopped as stopped:
+        return stopped.exit_code
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,70 @@
+"""What people see while a run goes on: a live line on a terminal, one log line a round elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedrpc import log
+from fedrpc.launch import Watcher
+from fedrpc.report.table import size
+
+
+class LogWatcher(Watcher):
+    """One structured line for each event that a person would want in a log."""
+
+    def __init__(self) -> None:
+        self._log = log.get("run")
+
+    def event(self, name: str, values: dict[str, Any]) -> None:
+        """Logs rounds and troubles."""
+        if name == "round_finished":
+            shown = ("round", "accuracy", "loss", "num_clients", "seconds", "bytes_down", "bytes_up")
+            self._log.info(name, **{key: values[key] for key in shown if key in values})
+        elif name == "client_restarted":
+            self._log.warning(name, **values)
+
+
+class LiveWatcher(Watcher):
+    """A progress bar with rounds, accuracy, bytes and the time left."""
+
+    def __init__(self, console: Console, rounds: int) -> None:
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("{task.fields[traffic]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task("starting", total=rounds, accuracy="", traffic="")
+        self._bar.start()
+
+    def event(self, name: str, values: dict[str, Any]) -> None:
+        """Redraws."""
+        if name == "joined":
+            self._bar.update(self._task, description=f"joining {values['joined']}/{values['of']}")
+        elif name == "phase":
+            self._bar.update(
+                self._task,
+                description=f"{values['phase']} {values['answered']}/{values['of']}",
+            )
+        elif name == "round_finished":
+            accuracy = values.get("accuracy")
+            self._bar.update(
+                self._task,
+                completed=values["round"] + 1,
+                accuracy=f"{accuracy:.2f} %" if accuracy is not None else "",
+                traffic=f"↓{size(values['bytes_down'])} ↑{size(values['bytes_up'])}",
+            )
+        elif name == "client_restarted":
+            self._bar.console.print(f"client {values['client']} ended (code {values['code']}); started again")
+
+    def close(self) -> None:
+        """Stops drawing."""
+        self._bar.stop()

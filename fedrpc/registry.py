@@ -1,0 +1,60 @@
+"""Named things that third parties can add: built in by decorator, from outside by entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+from fedrpc.errors import ConfigError, UnknownName
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Maps names to things; loads the entry point group `fedrpc.<plural>` on the first miss.
+
+    Args:
+        what: The singular noun used in errors, such as "method".
+        plural: The last word of the entry point group, such as "methods".
+    """
+
+    def __init__(self, what: str, plural: str) -> None:
+        self.what, self.group = what, f"fedrpc.{plural}"
+        self._items: dict[str, T] = {}
+        self._searched = False
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """A decorator that files what it decorates under `name`."""
+
+        def file(item: T) -> T:
+            if self._items.get(name, item) is not item:
+                raise ConfigError(f"two {self.what}s are called '{name}'; rename one of them")
+            self._items[name] = item
+            return item
+
+        return file
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._items:
+            self._search()
+        if name not in self._items:
+            raise UnknownName(self.what, name, self._items)
+        return self._items[name]
+
+    def __contains__(self, name: str) -> bool:
+        if name not in self._items:
+            self._search()
+        return name in self._items
+
+    def __iter__(self) -> Iterator[str]:
+        self._search()
+        return iter(sorted(self._items))
+
+    def _search(self) -> None:
+        if self._searched:
+            return
+        self._searched = True
+        for point in entry_points(group=self.group):
+            if point.name not in self._items:
+                self._items[point.name] = point.load()

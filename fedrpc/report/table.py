@@ -1,0 +1,78 @@
+"""The table at the end of a run: accuracy, and what it cost on the wire, by kind and layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+
+def size(num_bytes: float | None) -> str:
+    """Bytes for people: 1.23 MB (decimal units, as papers count)."""
+    if num_bytes is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(num_bytes) < 1000 or unit == "TB":
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.2f} {unit}"
+        num_bytes /= 1000
+    raise AssertionError("the last unit takes everything")
+
+
+def _bytes_table(summary: dict[str, Any]) -> Table:
+    part = summary["bytes"]
+    table = Table(title="Bytes on the wire", title_justify="left", header_style="bold")
+    for name in ("what", "down", "up"):
+        table.add_column(name, justify="left" if name == "what" else "right")
+    predicted = part["predicted"]["by_kind"]
+    kinds = sorted(set(part["method"]["down"]["by_kind"]) | set(part["method"]["up"]["by_kind"]))
+    for kind in kinds:
+        sums = [part["method"][d]["by_kind"].get(kind, {"tensor": 0, "message": 0}) for d in ("down", "up")]
+        if any(s["tensor"] for s in sums):
+            table.add_row(f"{kind}: tensors", *(f"{s['tensor']:,}" for s in sums))
+            table.add_row("  predicted", *(f"{predicted[d].get(kind, 0):,}" for d in ("down", "up")), style="dim")
+        table.add_row(f"{kind}: messages", *(f"{s['message']:,}" for s in sums))
+    table.add_section()
+    table.add_row("method, all messages", *(f"{part['method'][d]['message']:,}" for d in ("down", "up")))
+    rest = [part["total"][d]["message"] - part["method"][d]["message"] for d in ("down", "up")]
+    table.add_row("session, evaluation, retries", *(f"{value:,}" for value in rest))
+    table.add_row("kernel (TCP payload)", *(f"{part['total'][d]['kernel']:,}" for d in ("down", "up")), style="bold")
+    return table
+
+
+def _facts(summary: dict[str, Any]) -> Table:
+    part, accuracy = summary["bytes"], summary["accuracy"]
+    message = sum(part["total"][d]["message"] for d in ("down", "up"))
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="bold")
+    facts.add_column()
+    if accuracy:
+        best = f"best {accuracy['best']:.2f} % in round {accuracy['best_round']}, {accuracy['best_is']}"
+        facts.add_row("accuracy", f"{accuracy['global']:.2f} %  (last ten {accuracy['last10']:.2f} %, {best})")
+        if accuracy.get("class_variance") is not None:
+            facts.add_row("class variance", f"{accuracy['class_variance']:.1f} %²")
+        if accuracy.get("client_mean") is not None:
+            clients = f"mean {accuracy['client_mean']:.2f} %, variance {accuracy['client_variance']:.1f} %²"
+            facts.add_row("on clients' tests", f"{clients}, worst tenth {accuracy['worst_decile']:.2f} %")
+    overhead = part["overhead_vs_fedavg"]
+    facts.add_row("overhead", f"{overhead:.3f} x FedAvg's tensor bytes" if overhead else "-")
+    share = 100 * part["transport"] / message if message else 0.0
+    facts.add_row("transport", f"{size(part['transport'])} of HTTP/2 over the messages ({share:.3f} %)")
+    check = summary["ledger_check"]
+    agree = "agree to the byte" if not check["differing"] else f"DIFFER in {check['differing']} rows"
+    facts.add_row("ledgers", f"server and {check['clients']} clients {agree} ({check['compared']} rows)")
+    facts.add_row("privacy", summary["privacy"]["reason"])
+    facts.add_row("time", f"{summary['seconds']:.1f} s")
+    facts.add_row("model", summary["model_sha256"][:16])
+    return facts
+
+
+def render(summary: dict[str, Any], console: Console) -> None:
+    """Prints a finished run."""
+    title = Text(
+        f"{summary['method']} on {summary['dataset']}, {summary['partition']}, {summary['num_clients']} clients, "
+        f"{summary['num_rounds']} rounds, seed {summary['seed']}",
+        style="bold",
+    )
+    console.print(Group(Text(), title, _bytes_table(summary), _facts(summary)))

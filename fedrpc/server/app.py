@@ -1,0 +1,369 @@
+"""The server's side of the three calls, health and reflection: the only place on this side that knows gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+import fedrpc
+from fedrpc import log
+from fedrpc.errors import ConfigError, FedrpcError, Refused, Unavailable, WireError
+from fedrpc.privacy.ledger import PrivacyFile
+from fedrpc.server.coordinator import Coordinator
+from fedrpc.server.mailbox import Mailbox, Task
+from fedrpc.server.roster import Held, OutOfRange, Roster, Session, UnknownSession
+from fedrpc.server.rounds import Desk
+from fedrpc.wire.frames import Assembler
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.ledger import SESSION, Attempt, LedgerFile, frame_kind
+from fedrpc.wire.v1 import coordinator_pb2 as pb
+
+SERVICE = "fedrpc.wire.v1.Coordinator"
+SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()
+_LOOPBACK = ("localhost", "127.", "[::1]")
+
+# The one table of what an error is on the wire.
+STATUS: list[tuple[type[Exception], grpc.StatusCode]] = [
+    (UnknownSession, grpc.StatusCode.UNAUTHENTICATED),
+    (OutOfRange, grpc.StatusCode.OUT_OF_RANGE),
+    (Held, grpc.StatusCode.ALREADY_EXISTS),
+    (Refused, grpc.StatusCode.FAILED_PRECONDITION),
+    (WireError, grpc.StatusCode.INVALID_ARGUMENT),
+    (Unavailable, grpc.StatusCode.UNAVAILABLE),
+    (FedrpcError, grpc.StatusCode.INTERNAL),
+]
+
+OPTIONS = [
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server behind the same port
+    ("grpc.http2.bdp_probe", 0),  # with it, gRPC buffers whole models for slow readers
+    ("grpc.http2.lookahead_bytes", 1 << 20),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.server_handshake_timeout_ms", 20_000),
+]
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Where the server's certificates are; with a client CA every client must show its own certificate."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+def credentials(address: str, tls: Tls | None, insecure: bool) -> grpc.ServerCredentials | None:
+    """TLS credentials, or None for plaintext, which anything but loopback must ask for by name."""
+    if tls is not None:
+        try:
+            pair = (tls.key.read_bytes(), tls.cert.read_bytes())
+            client_ca = tls.client_ca.read_bytes() if tls.client_ca else None
+        except OSError as error:
+            raise ConfigError(f"can not read the certificate {error.filename}: {error.strerror}") from None
+        return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
+    if not insecure and not address.startswith(_LOOPBACK):
+        raise ConfigError(
+            f"{address} is not loopback: give --tls-cert and --tls-key, or --insecure to serve in the clear"
+        )
+    return None
+
+
+class Servicer:
+    """Join, Poll and Submit.
+
+    Args:
+        coordinator: Whose run it is.
+        bound_names: Whether a client's certificate must carry its id (mutual TLS).
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        roster: Roster,
+        coordinator: Coordinator,
+        book: LedgerFile,
+        privacy: PrivacyFile,
+        *,
+        bound_names: bool = False,
+    ) -> None:
+        self._desk, self._roster, self._coordinator = desk, roster, coordinator
+        self._mailbox: Mailbox = desk.mailbox
+        self._book, self._privacy, self._bound_names = book, privacy, bound_names
+        self._limits = desk.problem.config.limits
+        self._transfers = asyncio.Semaphore(self._limits.transfers)
+        self._log = log.get("server")
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """The calls, with bytes passed through as they are: a broadcast is serialised once for all clients."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Join": grpc.unary_unary_rpc_method_handler(_told(self.join)),
+                "Poll": grpc.unary_stream_rpc_method_handler(self.poll),
+                "Submit": grpc.stream_unary_rpc_method_handler(_told(self.submit)),
+            },
+        )
+
+    def _book_session(self, direction: str, client: int, size: int) -> None:
+        attempt = Attempt(self._coordinator.round, SESSION, "up" if direction == "up" else "down", client)
+        attempt.add(Kind.ENVELOPE, size)
+        self._book.book(attempt.closed())
+
+    async def join(self, data: bytes, context: Any) -> bytes:
+        """Opens a session, or says why not."""
+        request = _parse(pb.JoinRequest, data)
+        if request.schema_digest != SCHEMA_DIGEST:
+            raise Refused(
+                f"the wire differs: server {fedrpc.__version__} has schema {SCHEMA_DIGEST.hex()[:12]}, client "
+                f"{request.package_version or '?'} has {request.schema_digest.hex()[:12] or 'none'}; "
+                "install the same fedrpc on both sides"
+            )
+        self._check_name(request.client_id, context)
+        session, old = self._roster.join(request.client_id, request.instance)
+        if old:
+            self._mailbox.session_replaced(old)
+        if request.package_version != fedrpc.__version__:
+            self._log.warning("version_skew", client=request.client_id, theirs=request.package_version)
+        rows, head = self._privacy.head(request.client_id)
+        problem = self._desk.problem
+        answer = pb.JoinResponse(
+            session=session.token,
+            run_id=self._desk.run_id,
+            config=problem.config.for_clients(),
+            dataset_digest=problem.dataset.digest,
+            partition_sha256=problem.partition.sha256,
+            method_digest=problem.method.schema_digest(),
+            package_version=fedrpc.__version__,
+            durable_round=self._mailbox.durable_round,
+            privacy_rows=rows,
+            privacy_head=head,
+        ).SerializeToString()
+        self._book_session("up", request.client_id, len(data))
+        self._book_session("down", request.client_id, len(answer))
+        self._desk.progress("joined", {"joined": len(self._roster), "of": problem.config.clients})
+        return answer
+
+    def _check_name(self, client: int, context: Any) -> None:
+        if not self._bound_names:
+            return
+        names = [name.decode() for name in context.auth_context().get("x509_common_name", [])]
+        if f"client-{client}" not in names:
+            raise Refused(f"the certificate is for {names or 'nobody'}, not for client-{client}")
+
+    # Poll
+
+    async def poll(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
+        """Answers a parked poll with a task, a cancel or Idle."""
+        try:
+            session = self._roster.find(_parse(pb.PollRequest, data).session)
+        except FedrpcError as error:
+            await _abort(context, error)
+            return
+        self._book_session("up", session.client, len(data))
+        got = await self._mailbox.next(session)
+        if isinstance(got, Task):
+            async for frame in self._deliver(got, session):
+                yield frame
+        else:
+            said = pb.Frame(idle=got) if isinstance(got, pb.Idle) else pb.Frame(cancel=got)
+            frame = said.SerializeToString()
+            self._book_session("down", session.client, len(frame))
+            yield frame
+
+    async def _deliver(self, task: Task, session: Session) -> AsyncIterator[bytes]:
+        attempt = Attempt(task.round, task.phase, "down", task.client, task.attempt)
+        whole = False
+        session.streams += 1
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._desk.executor, task.question.prepare)
+            async with self._transfers:
+                head = pb.Frame(envelope=self._envelope(task, session)).SerializeToString()
+                attempt.add(Kind.ENVELOPE, len(head))
+                yield head
+                for kind, size, data in task.question.frames:
+                    attempt.add(kind, len(data), size)
+                    yield data
+            whole = True
+        finally:
+            session.streams -= 1
+            self._book.book(attempt.closed(aborted=not whole))
+            if whole:
+                self._mailbox.delivered(task)
+            elif not task.done:
+                self._mailbox.undelivered(task)
+
+    def _envelope(self, task: Task, session: Session) -> pb.Envelope:
+        return pb.Envelope(
+            session=session.token,
+            task_id=task.task_id,
+            round=task.round,
+            phase=task.phase,
+            step=task.step,
+            attempt=task.attempt,
+            parts=task.question.payload.parts,
+            digest=task.question.payload.digest,
+            durable_round=self._mailbox.durable_round,
+        )
+
+    # Submit
+
+    async def submit(self, stream: AsyncIterator[bytes], context: Any) -> bytes:
+        """Takes one result: on disk and checked before it is acknowledged."""
+        frames = stream.__aiter__()
+        head = await anext(frames, b"")
+        envelope = _parse(pb.Frame, head).envelope
+        session = self._roster.find(envelope.session)
+        attempt = Attempt(envelope.round, envelope.phase, "up", session.client, envelope.attempt)
+        attempt.add(Kind.ENVELOPE, len(head))
+        session.streams += 1
+        whole = False
+        try:
+            status = await self._receive(envelope, session, frames, attempt)
+            whole = status == pb.SubmitResponse.STATUS_ACCEPTED
+        finally:
+            session.streams -= 1
+            self._book.book(attempt.closed(aborted=not whole))
+        held = self._privacy.head(session.client)[0]
+        answer = pb.SubmitResponse(
+            status=status, durable_round=self._mailbox.durable_round, privacy_rows=held
+        ).SerializeToString()
+        self._book_session("down", session.client, len(answer))
+        return answer
+
+    async def _receive(
+        self, envelope: pb.Envelope, session: Session, frames: AsyncIterator[bytes], attempt: Attempt
+    ) -> pb.SubmitResponse.Status.ValueType:
+        task = self._mailbox.find(envelope.task_id)
+        failure = envelope.HasField("failure")
+        # Rows are filed whatever becomes of the result: what they tell has left the client.
+        first = b"" if failure else await self._privacy_rows(frames, session)
+        if task is None or task.client != session.client:
+            again = self._mailbox.was_answered(envelope.task_id)
+            return pb.SubmitResponse.STATUS_DUPLICATE if again else pb.SubmitResponse.STATUS_LATE
+        if failure:
+            self._mailbox.failed(task, envelope.failure.reason or "the client gave no reason")
+            return pb.SubmitResponse.STATUS_ACCEPTED
+        if envelope.question != task.question.payload.digest:
+            return pb.SubmitResponse.STATUS_LATE
+        task.receiving += 1
+        incoming = self._desk.spool.incoming(task.round, task.task_id)
+        try:
+            async with self._transfers:
+                await self._spool(envelope, first, frames, attempt, incoming)
+            if task.done:
+                return pb.SubmitResponse.STATUS_LATE
+            self._mailbox.answered(task, self._desk.spool.keep(incoming, task.round, task.task_id))
+            return pb.SubmitResponse.STATUS_ACCEPTED
+        finally:
+            task.receiving -= 1
+            incoming.unlink(missing_ok=True)
+
+    async def _privacy_rows(self, frames: AsyncIterator[bytes], session: Session) -> bytes:
+        """Files the privacy rows that ride on a result; returns the first frame after them."""
+        data = await self._next(frames)
+        if data:
+            frame = _parse(pb.Frame, data)
+            if frame.WhichOneof("body") == "privacy":
+                self._privacy.extend(session.client, frame.privacy.first, frame.privacy.rows)
+                self._book_session("up", session.client, len(data))
+                return await self._next(frames)
+        return data
+
+    async def _next(self, frames: AsyncIterator[bytes]) -> bytes:
+        try:
+            return await asyncio.wait_for(anext(frames, b""), self._limits.transfer_idle_s)
+        except TimeoutError:
+            raise Unavailable(
+                f"nothing came for {self._limits.transfer_idle_s:g} s; the transfer was given up"
+            ) from None
+
+    async def _spool(
+        self, envelope: pb.Envelope, data: bytes, frames: AsyncIterator[bytes], attempt: Attempt, path: Path
+    ) -> None:
+        with path.open("wb") as file:
+            assembler = Assembler(envelope, self._limits.max_message_bytes, file)
+            while data:
+                frame = _parse(pb.Frame, data)
+                kind, tensor_bytes = frame_kind(frame, envelope)
+                attempt.add(kind, len(data), tensor_bytes)
+                if frame.WhichOneof("body") != "chunk":
+                    raise WireError(f"a {frame.WhichOneof('body')} came where a chunk was due")
+                assembler.add(frame.chunk)
+                data = await self._next(frames)
+            assembler.finish()
+
+
+def _parse(cls: Any, data: bytes) -> Any:
+    try:
+        return cls.FromString(data)
+    except Exception:
+        raise WireError(f"{len(data)} bytes are not a {cls.__name__}") from None
+
+
+async def _abort(context: Any, error: Exception) -> None:
+    code = next((code for cls, code in STATUS if isinstance(error, cls)), grpc.StatusCode.INTERNAL)
+    await context.abort(code, str(error)[:1000])
+
+
+def _told(call: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, Any], Awaitable[bytes]]:
+    """A call whose errors reach the client as a status; a bad client never takes the server down."""
+
+    async def told(request: Any, context: Any) -> bytes:
+        try:
+            return await call(request, context)
+        except FedrpcError as error:
+            log.get("server").warning("call_refused", error=str(error))
+            await _abort(context, error)
+        raise AssertionError("abort always raises")
+
+    return told
+
+
+class GrpcServer:
+    """The listening server with health and reflection.
+
+    Args:
+        address: host:port; port 0 picks a free one.
+    """
+
+    def __init__(self, address: str, tls: Tls | None, insecure: bool) -> None:
+        creds = credentials(address, tls, insecure)
+        self._server = grpc.aio.server(options=OPTIONS)
+        self._health = HealthServicer()
+        host = address.rpartition(":")[0]
+        try:
+            port = self._server.add_secure_port(address, creds) if creds else self._server.add_insecure_port(address)
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise Unavailable(f"can not listen on {address}: the port is in use or not ours; choose another --listen")
+        self.port, self.address = port, f"{host}:{port}"
+
+    async def start(self, servicer: Servicer) -> None:
+        """Starts to serve."""
+        self._server.add_generic_rpc_handlers((servicer.handlers(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        await self._server.start()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    async def _set_health(self, status: Any) -> None:
+        for name in ("", SERVICE):
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Says NOT_SERVING, lets calls end, closes."""
+        with contextlib.suppress(Exception):
+            await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.stop(grace_s)

@@ -1,0 +1,92 @@
+"""The state after each round on disk, replaced atomically: a crash finds the old one or the new one, never a mix."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrpc.errors import ConfigError
+from fedrpc.wire import stored
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run goes on from."""
+
+    round: int
+    state: bytes
+    records: list[dict[str, Any]]  # this round's lines of records.jsonl
+    kernel: list[int]  # bytes (sent, received) of the server's sockets so far
+    seconds: float
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Writes a file that is there whole after a power cut, or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class CheckpointFolder:
+    """`checkpoints/`: one state file, and a manifest that names it and its SHA-256."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._manifest = folder / "manifest.json"
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Makes a checkpoint the one to go on from."""
+        name = f"state-{checkpoint.round}.safetensors"
+        write_durably(self._folder / name, checkpoint.state)
+        manifest = {
+            "round": checkpoint.round,
+            "file": name,
+            "sha256": hashlib.sha256(checkpoint.state).hexdigest(),
+            "records": checkpoint.records,
+            "kernel": checkpoint.kernel,
+            "seconds": checkpoint.seconds,
+        }
+        write_durably(self._manifest, json.dumps(manifest, indent=1).encode())
+        for old in self._folder.glob("state-*.safetensors"):
+            if old.name != name:
+                old.unlink()
+
+    def load(self) -> Checkpoint | None:
+        """The last checkpoint; raises ConfigError when it was damaged."""
+        if not self._manifest.exists():
+            return None
+        try:
+            manifest = json.loads(self._manifest.read_text())
+            data = (self._folder / manifest["file"]).read_bytes()
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"the checkpoint in {self._folder} can not be read ({error}); start in another --out"
+            ) from None
+        if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
+            raise ConfigError(f"{manifest['file']} in {self._folder} was changed: its SHA-256 is not the manifest's")
+        return Checkpoint(
+            manifest["round"], data, manifest["records"], list(manifest["kernel"]), float(manifest["seconds"])
+        )
+
+
+def pack(state: Any) -> bytes:
+    """A method's state as bytes."""
+    return stored.dumps(state)
+
+
+def unpack(like: Any, data: bytes) -> Any:
+    """A method's state from bytes, of the class of `like`."""
+    return stored.loads(type(like), data)

@@ -1,0 +1,260 @@
+"""The run: set-up, rounds, evaluation, checkpoints, final accounts. Knows no method by name and no gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import nn
+
+from fedrpc import log
+from fedrpc.errors import QuorumError
+from fedrpc.methods.base import SETUP_ROUND, Env
+from fedrpc.methods.builtin import EVALUATION, LEDGER, Candidate
+from fedrpc.methods.fedavg import FedAvg
+from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate
+from fedrpc.metrics.records import RecordsFile
+from fedrpc.models.state import load
+from fedrpc.privacy import ledger as privacy
+from fedrpc.seeds import derive
+from fedrpc.server import summary
+from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder, pack, unpack, write_durably
+from fedrpc.server.roster import Roster
+from fedrpc.server.rounds import Desk, ServerRound
+from fedrpc.wire import ledger
+from fedrpc.wire.ledger import LedgerFile, LedgerQuestion
+from fedrpc.wire.message import Tensors
+from fedrpc.wire.tcpinfo import Meter
+
+_QUIET_S = 0.06  # longer than a delayed TCP acknowledgement
+
+
+class Coordinator:
+    """Plays one run from its last checkpoint to its end.
+
+    Args:
+        desk: What rounds share.
+        roster: Who is here.
+        out: The run directory.
+        book: The server's ledger of bytes.
+        meter: The kernel's counters.
+    """
+
+    def __init__(self, desk: Desk, roster: Roster, out: Path, book: LedgerFile, meter: Meter) -> None:
+        self._desk, self._roster, self._out, self._book, self._meter = desk, roster, out, book, meter
+        self._problem, self._config = desk.problem, desk.problem.config
+        self._method = desk.problem.method
+        self._checkpoints = CheckpointFolder(out / "checkpoints")
+        self._log = log.get("coordinator")
+        self._evaluator: nn.Module | None = None
+        self.round = SETUP_ROUND  # under which traffic outside tasks is booked
+        self._kernel_before = [0, 0]
+        self._seconds_before = 0.0
+        self._started = time.monotonic()
+
+    async def run(self) -> dict[str, Any]:
+        """Plays the run and returns its summary."""
+        state, first = self._resume()
+        await self._wait_for_clients()
+        if first == SETUP_ROUND:
+            state = await self._setup(state)
+            first = 0
+        for index in range(first, self._config.rounds):
+            state = await self._round(state, index)
+        return await self._finish(state)
+
+    # Before the first round
+
+    def _resume(self) -> tuple[Any, int]:
+        state = self._method.init(self._env())
+        kept = self._checkpoints.load()
+        durable = kept.round if kept else SETUP_ROUND - 1
+        self._records = RecordsFile(self._out / "records.jsonl", durable, kept.records if kept else [])
+        if kept is None:
+            return state, SETUP_ROUND
+        self._kernel_before, self._seconds_before = kept.kernel, kept.seconds
+        self._set_durable(kept.round)
+        self._log.info("resumed", after_round=kept.round)
+        return unpack(state, kept.state), kept.round + 1
+
+    def _env(self) -> Env:
+        return Env(
+            model=self._problem.network,
+            params=self._problem.params,
+            num_clients=self._config.clients,
+            num_classes=self._problem.dataset.num_classes,
+            shape=self._problem.dataset.shape,
+            rng=lambda purpose: derive(self._config.seed, purpose, "server", SETUP_ROUND),
+        )
+
+    async def _wait_for_clients(self) -> None:
+        self._desk.progress("waiting", {"of": self._config.clients})
+        absent = await self._roster.wait_for_all(self._config.limits.join_s)
+        here = self._config.clients - len(absent)
+        if (absent and here < self._config.limits.quorum * self._config.clients) or not here:
+            raise QuorumError(
+                f"{here} of {self._config.clients} clients joined within {self._config.limits.join_s:g} s; "
+                f"missing {', '.join(map(str, absent[:10]))}{' ...' if len(absent) > 10 else ''}"
+            )
+        if absent:
+            self._log.warning("starting_without", clients=absent[:20], num_absent=len(absent))
+
+    # Rounds
+
+    def _new_round(self, index: int, cohort: Sequence[int], quorum: float | None = None) -> ServerRound:
+        self.round = index
+        return ServerRound(self._desk, index, cohort, self._config.limits.quorum if quorum is None else quorum)
+
+    def cohort(self, index: int) -> list[int]:
+        """Who is asked in a round: the same for every method with the same seed."""
+        rng = derive(self._config.seed, "cohort", index)
+        chosen = rng.choice(self._config.clients, self._config.cohort_size, replace=False)
+        return sorted(int(client) for client in chosen)
+
+    async def _setup(self, state: Any) -> Any:
+        records: list[dict[str, Any]] = []
+        if type(self._method).overrides("setup"):
+            rnd = self._new_round(SETUP_ROUND, range(self._config.clients))
+            started = time.monotonic()
+            state = await self._method.setup(state, rnd)
+            rnd.close()
+            seconds = time.monotonic() - started
+            records = [{"event": "setup_finished", "round": SETUP_ROUND, "seconds": seconds} | rnd.recorded]
+        await self._make_durable(state, SETUP_ROUND, records)
+        return state
+
+    async def _round(self, state: Any, index: int) -> Any:
+        started = time.monotonic()
+        rnd = self._new_round(index, self.cohort(index))
+        state = await self._method.round(state, rnd)
+        rnd.close()
+        answered = len(rnd.cohort) - len(rnd.missing)
+        record: dict[str, Any] = {"event": "round_finished", "round": index, "num_clients": answered}
+        records = [record]
+        last = index == self._config.rounds - 1
+        weights = self._method.model(state)
+        if last or (index + 1) % self._config.eval_every == 0:
+            found = await self._evaluate(weights)
+            record |= {"loss": found.loss, "accuracy": found.accuracy}
+            records.append({"event": "evaluated", "round": index, "per_class": list(found.recalls)})
+        if self._config.local_test and (last or (index + 1) % self._config.client_eval_every == 0):
+            records[-1 if len(records) > 1 else 0] |= {"per_client": await self._ask_clients(weights, index)}
+        record |= rnd.recorded | {"seconds": time.monotonic() - started}
+        await self._make_durable(state, index, records)
+        traffic = {f"bytes_{direction}": size for direction, size in self._book.message_bytes.items()}
+        self._desk.progress("round_finished", record | traffic)
+        return state
+
+    async def _make_durable(self, state: Any, index: int, records: list[dict[str, Any]]) -> None:
+        """The order matters: nothing is reported durable before it is on disk."""
+        sent, received = self._kernel()
+        data = await asyncio.get_running_loop().run_in_executor(self._desk.executor, pack, state)
+        self._checkpoints.save(Checkpoint(index, data, records, [sent, received], self._seconds()))
+        self._book.end_round()
+        self._records.add(records)
+        self._set_durable(index)
+        self._desk.spool.clear(index)
+
+    def _set_durable(self, index: int) -> None:
+        self._desk.mailbox.durable_round = index
+
+    def _kernel(self) -> tuple[int, int]:
+        sent, received = self._meter.read()
+        return sent + self._kernel_before[0], received + self._kernel_before[1]
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.monotonic() - self._started
+
+    # Evaluation
+
+    async def _evaluate(self, weights: Tensors) -> Evaluation:
+        return await asyncio.get_running_loop().run_in_executor(self._desk.executor, self._judge, weights)
+
+    def _judge(self, weights: Tensors) -> Evaluation:
+        if self._evaluator is None:
+            self._evaluator = self._problem.network().to(self._desk.device)
+        load(self._evaluator, weights)
+        return evaluate(
+            self._evaluator,
+            self._problem.external_test().batches(BATCH_SIZE),
+            num_classes=self._problem.dataset.num_classes,
+            device=self._desk.device,
+        )
+
+    async def _ask_clients(self, weights: Tensors, index: int) -> dict[int, dict[str, int]]:
+        rnd = self._new_round(index, range(self._config.clients), quorum=0.0)
+        return {
+            reply.client: {"correct": reply.body.num_correct, "of": reply.body.num_examples}
+            async for reply in rnd.ask(EVALUATION, Candidate(weights))
+        }
+
+    # The end
+
+    async def _finish(self, state: Any) -> dict[str, Any]:
+        if type(self._method).overrides("finalize") and self._config.rounds:
+            state = await self._finalize(state)
+        weights = self._method.model(state)
+        check = await self._compare_ledgers()
+        self._book.end_round()
+        kernel = await self._quiet_kernel()
+        self._desk.progress("snapshot", {"monotonic": time.monotonic()} | kernel)
+        result = self._summarise(weights, kernel) | {"ledger_check": check}
+        save_file(
+            {name: tensor.contiguous().clone() for name, tensor in weights.items()}, self._out / "model.safetensors"
+        )
+        write_durably(self._out / "summary.json", (json.dumps(result, indent=1) + "\n").encode())
+        self._records.close()
+        return result
+
+    async def _finalize(self, state: Any) -> Any:
+        """After the last round; the checkpoint stays before it, so that a longer run can go on from there."""
+        index = self._config.rounds
+        rnd = self._new_round(index, range(self._config.clients))
+        state = await self._method.finalize(state, rnd)
+        rnd.close()
+        found = await self._evaluate(self._method.model(state))
+        row = {"event": "evaluated", "round": index, "final": True, "accuracy": found.accuracy, "loss": found.loss}
+        self._records.add([row | {"per_class": list(found.recalls)} | rnd.recorded])
+        return state
+
+    async def _compare_ledgers(self) -> dict[str, Any]:
+        rnd = self._new_round(self._config.rounds, [session.client for session in self._roster], quorum=0.0)
+        ours = self._book.all_rows()
+        sums = {"compared": 0, "differing": 0, "only_server": 0, "only_client": 0}
+        async for reply in rnd.ask(LEDGER, LedgerQuestion("what did you count?")):
+            lines = reply.body.rows.splitlines()
+            theirs = dict(ledger.from_json(line) for line in lines)
+            for name, value in ledger.compare(ours, theirs, reply.client).items():
+                sums[name] += value
+        if sums["differing"]:
+            self._log.error("ledgers_differ", rows=sums["differing"])
+        return sums | {"clients": len(rnd.cohort) - len(rnd.missing), "missing": len(rnd.missing)}
+
+    async def _quiet_kernel(self) -> dict[str, int]:
+        """The kernel's counters once nothing moves any more: every client has its poll parked."""
+        before = self._kernel()
+        for _ in range(50):
+            await asyncio.sleep(_QUIET_S)
+            now = self._kernel()
+            if now == before and all(session.parked for session in self._roster):
+                break
+            before = now
+        return {"down": before[0], "up": before[1]}
+
+    def _summarise(self, weights: Tensors, kernel: dict[str, int]) -> dict[str, Any]:
+        cohorts = [self.cohort(index) for index in range(self._config.rounds)]
+        shapes = summary.shapes_of(self._problem, weights, cohorts)
+        cost, fedavg = self._method.cost(shapes), FedAvg().cost(shapes)
+        rows = self._book.all_rows()
+        return summary.heading(self._config, self._desk.run_id, self._config.rounds) | {
+            "accuracy": summary.accuracy(self._records.all()),
+            "privacy": privacy.summarise(self._out / "privacy.jsonl", self._config.privacy.delta),
+            "seconds": self._seconds(),
+            "model_sha256": summary.model_sha256(weights),
+            "bytes": summary.bytes_part(rows, cost, fedavg, kernel, self._meter.note),
+        }

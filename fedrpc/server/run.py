@@ -1,0 +1,124 @@
+"""Puts one server process together, from a configuration and a run directory to a finished run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedrpc import log
+from fedrpc.config import RunConfig, build, differences, read_toml, to_toml
+from fedrpc.data.partition_card import card
+from fedrpc.device import choose
+from fedrpc.errors import ConfigError
+from fedrpc.privacy.ledger import PrivacyFile
+from fedrpc.problem import Problem
+from fedrpc.server.app import GrpcServer, Servicer, Tls
+from fedrpc.server.checkpoint import write_durably
+from fedrpc.server.coordinator import Coordinator
+from fedrpc.server.mailbox import Mailbox
+from fedrpc.server.roster import Roster
+from fedrpc.server.rounds import Desk, Progress
+from fedrpc.server.spool import Spool
+from fedrpc.wire.ledger import LedgerFile
+from fedrpc.wire.tcpinfo import Meter
+
+_FAREWELL_S = 5.0  # how long clients get to hear that the run is over
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What a server process is told beside the configuration."""
+
+    listen: str
+    out: Path
+    data_dir: Path | None = None
+    tls: Tls | None = None
+    insecure: bool = False
+
+
+def claim(out: Path, config: RunConfig) -> str:
+    """Makes the run directory ours; the same configuration goes on with it, another one is refused.
+
+    Returns:
+        The run's id, which is made once and then kept.
+    """
+    kept = out / "config.toml"
+    if kept.exists():
+        old = build(read_toml(kept))
+        if old.hash != config.hash:
+            apart = "; ".join(differences(old, config)[:4])
+            raise ConfigError(f"{out} holds another run ({apart}); choose another --out, or remove it")
+    elif out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty and holds no run; choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    write_durably(kept, to_toml(config).encode())
+    path = out / "run_id"
+    if not path.exists():
+        write_durably(path, f"{config.hash}-{uuid.uuid4().hex[:8]}".encode())
+    return path.read_text().strip()
+
+
+async def serve(config: RunConfig, options: ServerOptions, progress: Progress = lambda *_: None) -> dict[str, Any]:
+    """Plays the run to its end and returns its summary."""
+    torch.set_num_threads(config.train.threads)
+    problem = Problem(config, options.data_dir)
+    config = problem.config
+    run_id = claim(options.out, config)
+    table = card(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
+    write_durably(options.out / "partition.json", (json.dumps(table) + "\n").encode())
+    log.get("server").info("run", id=run_id, method=config.method, out=str(options.out))
+    server = GrpcServer(options.listen, options.tls, options.insecure)
+    executor = ThreadPoolExecutor(2, "compute")
+    book, privacy = LedgerFile(options.out), PrivacyFile(options.out / "privacy.jsonl")
+    roster = Roster(config.clients, config.limits.grace_s)
+    mailbox = Mailbox(roster, config.limits, config.parallel)
+    device = choose(config.device)
+    desk = Desk(problem, run_id, mailbox, Spool(options.out / "spool"), executor, device, progress)
+    meter = Meter(server.port, local=True)
+    coordinator = Coordinator(desk, roster, options.out, book, meter)
+    bound = options.tls is not None and options.tls.client_ca is not None
+    servicer = Servicer(desk, roster, coordinator, book, privacy, bound_names=bound)
+    watching: asyncio.Task[None] | None = None
+    try:
+        await server.start(servicer)
+        log.get("server").info("listening", address=server.address)
+        progress("listening", {"address": server.address})
+        watching = asyncio.create_task(_watch(mailbox, meter))
+        result = await coordinator.run()
+        mailbox.finish("the run is complete")
+        await _farewell(roster)
+        return result
+    finally:
+        if watching:
+            watching.cancel()
+        await server.stop(0.5)
+        executor.shutdown(wait=False, cancel_futures=True)
+        book.close()
+        privacy.close()
+        if (options.out / "summary.json").exists():
+            shutil.rmtree(options.out / "spool", ignore_errors=True)
+
+
+async def _watch(mailbox: Mailbox, meter: Meter) -> None:
+    for tick in range(10**12):
+        await asyncio.sleep(0.2)
+        mailbox.reap()
+        if tick % 5 == 0:
+            meter.read()
+
+
+async def _farewell(roster: Roster) -> None:
+    """Waits until every client has been told, which ends its session, for a few seconds at most."""
+    for _ in range(int(_FAREWELL_S / 0.05)):
+        if not any(session.parked for session in roster):
+            break
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.1)

@@ -1,0 +1,57 @@
+"""Accepted replies on disk until their round is durable: memory stays bounded, and a restart asks nobody twice."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+
+from fedrpc.errors import WireError
+from fedrpc.wire.frames import read_file
+
+
+class Spool:
+    """One folder a round, one file a reply."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = itertools.count()
+        folder.mkdir(parents=True, exist_ok=True)
+        for torn in folder.glob("*/*.part"):
+            torn.unlink()
+
+    def _round(self, round_index: int) -> Path:
+        path = self._folder / str(round_index)
+        path.mkdir(exist_ok=True)
+        return path
+
+    def incoming(self, round_index: int, task_id: str) -> Path:
+        """Where a transfer under way writes; never the same path twice."""
+        return self._round(round_index) / f"{task_id}.{next(self._numbers)}.part"
+
+    def keep(self, incoming: Path, round_index: int, task_id: str) -> Path:
+        """Gives a whole reply its name."""
+        return incoming.replace(self._round(round_index) / task_id)
+
+    def reusable(self, round_index: int, task_id: str, question: bytes) -> Path | None:
+        """The reply that an earlier life of this server accepted to the very same question."""
+        path = self._folder / str(round_index) / task_id
+        if not path.exists():
+            return None
+        try:
+            if read_file(path)[0].question == question:
+                return path
+        except WireError:
+            pass  # torn by a power cut; the client still has its answer
+        path.unlink()
+        return None
+
+    def exists(self, round_index: int, task_id: str) -> bool:
+        """Whether there may be something to reuse."""
+        return (self._folder / str(round_index) / task_id).exists()
+
+    def clear(self, durable_round: int) -> None:
+        """Removes the replies of rounds that are durable."""
+        for path in self._folder.iterdir():
+            if int(path.name) <= durable_round:
+                shutil.rmtree(path)

@@ -1,0 +1,121 @@
+"""summary.json: what a finished run came to, in one object that tools and people read."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+import fedrpc
+from fedrpc.config import RunConfig
+from fedrpc.methods.base import Cost, Shapes
+from fedrpc.metrics import curve
+from fedrpc.metrics.fairness import client_fairness_of_counts
+from fedrpc.models.state import payload_bytes
+from fedrpc.problem import Problem
+from fedrpc.wire import ledger
+from fedrpc.wire.message import Tensors
+
+
+def model_sha256(weights: Tensors) -> str:
+    """One hash over names, dtypes, shapes and values: equal hashes are equal models, bit for bit."""
+    hasher = hashlib.sha256()
+    for name, tensor in weights.items():
+        hasher.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        hasher.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
+
+
+def shapes_of(problem: Problem, weights: Tensors, cohorts: Sequence[Sequence[int]]) -> Shapes:
+    """What the method's cost formula is given."""
+    config = problem.config
+    return Shapes(
+        weights_bytes=payload_bytes(weights),
+        cohorts=cohorts,
+        num_examples=[len(problem.local_indices(client)[0]) for client in range(config.clients)],
+        num_clients=config.clients,
+        num_classes=problem.dataset.num_classes,
+        sample_floats=math.prod(problem.dataset.shape),
+        epochs=config.train.epochs,
+        params=problem.params,
+        model=problem.network,
+    )
+
+
+def accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The accuracy part: percent and percent squared."""
+    rounds = [row for row in records if row["event"] == "round_finished" and row.get("accuracy") is not None]
+    evaluated = [row for row in records if row["event"] == "evaluated"]
+    if not rounds and not evaluated:
+        return {}
+    points = [(row["round"], row["accuracy"]) for row in rounds]
+    points += [(row["round"], row["accuracy"]) for row in evaluated if row.get("final")]
+    read = curve.summarise(points)
+    per_class = next((row["per_class"] for row in reversed(evaluated) if row.get("per_class")), None)
+    clients = next((row["per_client"] for row in reversed(evaluated) if row.get("per_client")), None)
+    out: dict[str, Any] = {
+        "global": read.last,
+        "last10": read.last10,
+        "best": read.best,
+        "best_round": read.best_round,
+        "best_is": curve.Curve.best_label,
+        "per_class": per_class,
+        "class_variance": _variance([v for v in per_class if v is not None]) if per_class else None,
+    }
+    if clients:
+        counts = [(row["correct"], row["of"]) for row in clients.values() if row["of"]]
+        fair = client_fairness_of_counts([c for c, _ in counts], [n for _, n in counts])
+        out |= {
+            "client_mean": fair.mean,
+            "client_variance": fair.variance,
+            "worst_decile": fair.worst_decile,
+            "jain": fair.jain,
+        }
+    return out
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values) / len(values)
+
+
+def bytes_part(rows: ledger.Rows, cost: Cost, fedavg: Cost, kernel: Mapping[str, int], note: str) -> dict[str, Any]:
+    """The bytes part: three layers, the method's own by kind, the formula beside it."""
+    sums = ledger.totals(rows.items())
+    for direction in ("down", "up"):
+        sums["total"][direction]["kernel"] = kernel[direction]
+    message = sum(sums["total"][d]["message"] for d in ("down", "up"))
+    predicted = {
+        d: {kind.label: size for kind, size in sorted(side.items())}
+        for d, side in (("down", cost.down), ("up", cost.up))
+    }
+    baseline = sum(fedavg.down.values()) + sum(fedavg.up.values())
+    measured = sum(sums["method"][d]["tensor"] for d in ("down", "up"))
+    return sums | {
+        "transport": sum(kernel.values()) - message,
+        "kernel_note": note,
+        "predicted": {
+            "total": sum(cost.down.values()) + sum(cost.up.values()),
+            "by_kind": predicted,
+        },
+        "overhead_vs_fedavg": measured / baseline if baseline else None,
+    }
+
+
+def heading(config: RunConfig, run_id: str, num_rounds: int) -> dict[str, Any]:
+    """What was run."""
+    return {
+        "method": config.method,
+        "dataset": config.dataset,
+        "partition": config.partition,
+        "model": config.model,
+        "num_clients": config.clients,
+        "num_rounds": num_rounds,
+        "seed": config.seed,
+        "version": fedrpc.__version__,
+        "run_id": run_id,
+        "config_hash": config.hash,
+    }

@@ -1,0 +1,145 @@
+"""Messages to bytes and back: flat little-endian buffers, no pickle, every dtype exact."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedrpc.errors import WireError
+from fedrpc.wire.kinds import DTYPE_NUMBERS, DTYPES, Kind
+from fedrpc.wire.message import FlatPart, Tensors, fields, flatten, unflatten
+from fedrpc.wire.v1 import coordinator_pb2 as pb
+
+assert sys.byteorder == "little", "the wire is little-endian and buffers travel as they lie in memory"
+
+
+@dataclass(frozen=True)
+class Payload:
+    """An encoded message: a header for each part and views of the bytes, which are not copied.
+
+    Args:
+        parts: The headers.
+        buffers: For each part the pieces of memory that make it up, in wire order.
+        digest: SHA-256 over headers and bytes: the identity of what is said.
+    """
+
+    parts: tuple[pb.Part, ...]
+    buffers: tuple[tuple[memoryview, ...], ...]
+    digest: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Tensor bytes of all parts."""
+        return sum(part.size for part in self.parts)
+
+
+def encode(message: Any) -> Payload:
+    """A typed message as headers and buffers; a tensor that is contiguous on the CPU is not copied."""
+    parts, buffers = [], []
+    hasher = hashlib.sha256()
+    for flat in flatten(message):
+        header, views = _encode_part(flat)
+        hasher.update(header.SerializeToString(deterministic=True))
+        for view in views:
+            hasher.update(view)
+        parts.append(header)
+        buffers.append(views)
+    return Payload(tuple(parts), tuple(buffers), hasher.digest())
+
+
+def _encode_part(flat: FlatPart) -> tuple[pb.Part, tuple[memoryview, ...]]:
+    if flat.kind is None:
+        raise WireError(f"part '{flat.name}' has no kind; declare it as `= part(Kind....)`")
+    views = tuple(_view(tensor) for tensor in _wire_order(list(flat.tensors.values())) if tensor.numel())
+    crc = 0
+    for view in views:
+        crc = zlib.crc32(view, crc)
+    specs = [_spec(path, tensor) for path, tensor in flat.tensors.items()]
+    size = sum(view.nbytes for view in views)
+    header = pb.Part(
+        name=flat.name, kind=pb.Kind.ValueType(flat.kind), codec=pb.CODEC_RAW, size=size, crc32=crc, tensors=specs
+    )
+    return header, views
+
+
+def _wire_order(tensors: Sequence[Tensor]) -> list[Tensor]:
+    # Widest elements first keeps every tensor aligned without padding; the sort is stable.
+    return sorted(tensors, key=lambda tensor: -tensor.element_size())
+
+
+def _view(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _spec(path: str, tensor: Tensor) -> pb.TensorSpec:
+    if tensor.dtype not in DTYPE_NUMBERS:
+        raise WireError(f"tensor '{path}' has dtype {tensor.dtype}, which can not travel; cast it first")
+    return pb.TensorSpec(path=path, dtype=pb.DType.ValueType(DTYPE_NUMBERS[tensor.dtype]), shape=list(tensor.shape))
+
+
+def check_header(part: pb.Part) -> None:
+    """Raises WireError unless a received header is consistent in itself."""
+    if part.codec != pb.CODEC_RAW:
+        raise WireError(f"part '{part.name}' has codec {part.codec}; this side knows {pb.CODEC_RAW} (raw)")
+    if part.kind not in Kind._value2member_map_:
+        raise WireError(f"part '{part.name}' has kind number {part.kind}, which this side does not know")
+    total = 0
+    for spec in part.tensors:
+        if spec.dtype not in DTYPES:
+            raise WireError(f"part '{part.name}', tensor '{spec.path}': unknown dtype number {spec.dtype}")
+        total += math.prod(spec.shape) * DTYPES[spec.dtype].itemsize
+    if total != part.size:
+        raise WireError(f"part '{part.name}' says {part.size} bytes but its tensors take {total}")
+
+
+def decode(cls: type, parts: Sequence[pb.Part], buffers: Sequence[memoryview]) -> Any:
+    """The message of type `cls` that the parts hold; tensors share the buffers' memory."""
+    kinds = {field.name: field.kind for field in fields(cls)}
+    flat: dict[str, Tensors] = {}
+    for header, buffer in zip(parts, buffers, strict=True):
+        check_header(header)
+        if header.name in flat:
+            raise WireError(f"part '{header.name}' came twice")
+        if header.name in kinds and kinds[header.name] != Kind(header.kind):
+            wanted = kinds[header.name]
+            raise WireError(
+                f"part '{header.name}' came as {pb.Kind.Name(header.kind)}, expected {wanted and wanted.name}"
+            )
+        flat[header.name] = _decode_part(header, buffer)
+    return unflatten(cls, flat)
+
+
+def _decode_part(header: pb.Part, buffer: memoryview) -> Tensors:
+    if buffer.nbytes != header.size:
+        raise WireError(f"part '{header.name}' has {buffer.nbytes} bytes, its header says {header.size}")
+    offsets, offset = {}, 0
+    widths = [DTYPES[spec.dtype].itemsize for spec in header.tensors]
+    for index in sorted(range(len(widths)), key=lambda i: -widths[i]):
+        offsets[index] = offset
+        offset += math.prod(header.tensors[index].shape) * widths[index]
+    tensors: Tensors = {}
+    for index, spec in enumerate(header.tensors):
+        if spec.path in tensors:
+            raise WireError(f"part '{header.name}' has tensor '{spec.path}' twice")
+        count, dtype = math.prod(spec.shape), DTYPES[spec.dtype]
+        plain = torch.frombuffer(buffer, dtype=dtype, count=count, offset=offsets[index]) if count else None
+        tensors[spec.path] = (torch.empty(0, dtype=dtype) if plain is None else plain).reshape(tuple(spec.shape))
+    return tensors
+
+
+def tensor_bytes(message: Any) -> dict[Kind, int]:
+    """Tensor bytes by kind of a message, without encoding it: what a cost formula is held against."""
+    sizes: dict[Kind, int] = {}
+    for flat in flatten(message):
+        assert flat.kind is not None
+        size = sum(tensor.numel() * tensor.element_size() for tensor in flat.tensors.values())
+        sizes[flat.kind] = sizes.get(flat.kind, 0) + size
+    return sizes

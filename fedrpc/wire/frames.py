@@ -1,0 +1,181 @@
+"""Frames: payloads cut into chunks of 1 MiB, put together again with every byte checked, and kept in files."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from fedrpc.errors import WireError
+from fedrpc.wire.codec import Payload, check_header
+from fedrpc.wire.v1 import coordinator_pb2 as pb
+
+CHUNK_BYTES = 1 << 20  # the cheapest in CPU seconds a gigabyte; see protos/README.md
+GRPC_PREFIX_BYTES = 5  # gRPC's own header of each message
+_ALIGN = 64
+_MAGIC = b"fedrpc1\n"
+
+
+def message_bytes(serialised_size: int) -> int:
+    """What one message costs on the wire above HTTP/2."""
+    return serialised_size + GRPC_PREFIX_BYTES
+
+
+def chunk_frames(payload: Payload) -> Iterator[tuple[int, int, bytes]]:
+    """Serialised chunk frames of a payload, as (part index, tensor bytes, frame)."""
+    for index, views in enumerate(payload.buffers):
+        for pieces, size in _cut(views):
+            yield index, size, b"".join([_chunk_prefix(index, size), *pieces])
+
+
+def _cut(views: Sequence[memoryview]) -> Iterator[tuple[list[memoryview], int]]:
+    pieces: list[memoryview] = []
+    size = 0
+    for view in views:
+        start = 0
+        while start < view.nbytes:
+            piece = view[start : start + CHUNK_BYTES - size]
+            pieces.append(piece)
+            size += piece.nbytes
+            start += piece.nbytes
+            if size == CHUNK_BYTES:
+                yield pieces, size
+                pieces, size = [], 0
+    if size:
+        yield pieces, size
+
+
+def _chunk_prefix(part: int, size: int) -> bytes:
+    # Protobuf by hand, for one copy of the data instead of three; a test holds it against the library.
+    inner = (b"\x08" + _varint(part) if part else b"") + b"\x12" + _varint(size)
+    return b"\x12" + _varint(len(inner) + size) + inner
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+class Assembler:
+    """Receives the chunks of one envelope in order and checks sizes, CRCs and the digest.
+
+    Args:
+        envelope: The first frame, whose headers say what comes.
+        max_bytes: Refuse more than this; the sender's word is not trusted with our memory.
+        file: Where the bytes go; in memory when None.
+    """
+
+    def __init__(self, envelope: pb.Envelope, max_bytes: int, file: BinaryIO | None = None) -> None:
+        total = sum(part.size for part in envelope.parts)
+        if total > max_bytes:
+            raise WireError(f"a message of {total} bytes is over the limit of {max_bytes} (limits.max_message_bytes)")
+        for part in envelope.parts:
+            check_header(part)
+        self.envelope = envelope
+        self._file = file
+        self._buffers = [bytearray(part.size) for part in envelope.parts] if file is None else []
+        self._hasher = hashlib.sha256()
+        self._part, self._filled, self._crc = -1, 0, 0
+        self._open_next()
+
+    def _open_next(self) -> None:
+        """Closes the current part if it is full and opens the next one that has bytes."""
+        parts = self.envelope.parts
+        while self._part < len(parts) and (self._part < 0 or self._filled == parts[self._part].size):
+            if self._part >= 0 and self._crc != parts[self._part].crc32:
+                raise WireError(f"part '{parts[self._part].name}' has a wrong CRC: the bytes changed on the way")
+            self._part, self._filled, self._crc = self._part + 1, 0, 0
+            if self._part < len(parts):
+                self._hasher.update(parts[self._part].SerializeToString(deterministic=True))
+                if self._file is not None:
+                    _pad(self._file)
+
+    def add(self, chunk: pb.Chunk) -> None:
+        """Takes the next chunk."""
+        parts, data = self.envelope.parts, chunk.data
+        if self._part >= len(parts) or chunk.part != self._part:
+            raise WireError(f"a chunk of part {chunk.part} came where part {self._part} of {len(parts)} was due")
+        if not data or self._filled + len(data) > parts[self._part].size:
+            raise WireError(f"part '{parts[self._part].name}' got more bytes than its {parts[self._part].size}")
+        self._crc = zlib.crc32(data, self._crc)
+        self._hasher.update(data)
+        if self._file is None:
+            self._buffers[self._part][self._filled : self._filled + len(data)] = data
+        else:
+            self._file.write(data)
+        self._filled += len(data)
+        self._open_next()
+
+    def finish(self) -> list[memoryview]:
+        """The parts' bytes (none when they went to a file), once everything came and is right."""
+        parts = self.envelope.parts
+        if self._part < len(parts):
+            got = self._filled
+            raise WireError(f"the stream ended in part '{parts[self._part].name}' at {got} of {parts[self._part].size}")
+        if self._hasher.digest() != self.envelope.digest:
+            raise WireError("the message's SHA-256 does not match: the bytes or headers changed on the way")
+        if self._file is not None:
+            _write_footer(self._file, self.envelope)
+        return [memoryview(buffer) for buffer in self._buffers]
+
+
+def _pad(file: BinaryIO) -> None:
+    file.write(b"\0" * (-file.tell() % _ALIGN))
+
+
+def _write_footer(file: BinaryIO, envelope: pb.Envelope) -> None:
+    text = envelope.SerializeToString()
+    file.write(text + len(text).to_bytes(8, "little") + _MAGIC)
+
+
+def write_file(path: Path, envelope: pb.Envelope, payload: Payload, *, sync: bool) -> None:
+    """Keeps a payload and its envelope in one file, which appears whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        for views in payload.buffers:
+            _pad(file)
+            for view in views:
+                file.write(view)
+        _write_footer(file, envelope)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read_file(path: Path) -> tuple[pb.Envelope, list[memoryview]]:
+    """The envelope and the parts of such a file, mapped and not read; raises WireError when it is torn."""
+    size = path.stat().st_size
+    tail = 8 + len(_MAGIC)
+    if size < tail:
+        raise WireError(f"{path.name} is torn: {size} bytes")
+    with path.open("rb") as file:
+        # A private mapping is writable, which torch wants, and never reaches the file.
+        mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    length = int.from_bytes(mapped[size - tail : size - len(_MAGIC)], "little")
+    if bytes(mapped[size - len(_MAGIC) :]) != _MAGIC or length > size - tail:
+        raise WireError(f"{path.name} is torn: its footer is not there")
+    envelope = pb.Envelope.FromString(bytes(mapped[size - tail - length : size - tail]))
+    views, offset = [], 0
+    for part in envelope.parts:
+        offset += -offset % _ALIGN
+        views.append(mapped[offset : offset + part.size])
+        offset += part.size
+    if offset + length + tail > size:
+        raise WireError(f"{path.name} is torn: {size} bytes do not hold its parts")
+    return envelope, views
+
+
+def stored_payload(path: Path) -> tuple[pb.Envelope, Payload]:
+    """A kept file as a payload that can be sent again, byte for byte."""
+    envelope, views = read_file(path)
+    buffers = tuple((view,) if view.nbytes else () for view in views)
+    return envelope, Payload(tuple(envelope.parts), buffers, envelope.digest)

@@ -1,0 +1,85 @@
+"""The parts of FedDPMS and FedVAE."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedrpc.errors import ConfigError
+from fedrpc.models import build, tensors
+from fedrpc.models.dpms import Decoder, Vae, vae_parts
+
+
+def count(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def made(shape: tuple[int, ...], classes: int = 10) -> Vae:
+    torch.manual_seed(0)
+    return vae_parts(shape, classes)
+
+
+def test_part_counts_for_grey_images():
+    vae = made((1, 28, 28))
+    assert count(vae.encoder) == 160 + 4_640
+    assert count(vae.mu) == count(vae.logvar) == 50_208
+    assert count(vae.classifier) == 330
+    assert count(vae.decoder) == 56_513
+    assert count(vae) == 55_338 + 50_208 + 56_513
+
+
+def test_part_counts_for_colour_images():
+    vae = made((3, 32, 32))
+    assert count(vae.encoder) + count(vae.mu) + count(vae.classifier) == 591_274
+    assert count(vae.mu) == count(vae.logvar) == 524_416
+    # Linear 128 -> 4096, then transposed 3x3 convolutions 64 -> 64 -> 64 -> 32 -> 3.
+    assert count(vae.decoder) == 528_384 + 36_928 + 36_928 + 18_464 + 867
+    assert count(made((3, 32, 32), 100).classifier) == 12_900
+
+
+@pytest.mark.parametrize(("shape", "latent"), [((1, 28, 28), 32), ((3, 32, 32), 128), ((1, 32, 32), 32)])
+def test_shapes_and_ranges(shape, latent):
+    vae = made(shape)
+    x = 100 * torch.randn(2, *shape)
+    mu, logvar = vae.encode(x)
+    assert mu.shape == logvar.shape == (2, latent)
+    assert 0 <= mu.min() <= mu.max() <= 1
+    image = vae.decoder(5 * torch.randn(2, latent))
+    assert image.shape == x.shape
+    assert 0 <= image.min() <= image.max() <= 1
+
+
+def test_the_classifier_reads_the_latent_mean():
+    vae = made((1, 28, 28))
+    x = torch.randn(2, 1, 28, 28)
+    assert torch.equal(vae(x), vae.classifier(vae.encode(x)[0]))
+    assert torch.equal(vae.features(x), vae.mu(vae.encoder(x)))
+
+
+def test_its_tensors_begin_with_the_plain_models():
+    torch.manual_seed(0)
+    plain = tensors(build("dpms", (1, 28, 28), 10))
+    vae = tensors(made((1, 28, 28)))
+    assert list(vae)[: len(plain)] == list(plain)
+    assert all(torch.equal(plain[name], vae[name]) for name in plain)
+    assert {name.split(".")[0] for name in list(vae)[len(plain) :]} == {"logvar", "decoder"}
+
+
+def test_the_whole_objective_reaches_every_parameter():
+    vae = made((3, 32, 32))
+    mu, logvar = vae.encode(torch.rand(2, 3, 32, 32))
+    z = mu + torch.randn_like(mu) * (logvar / 2).exp()
+    (vae.classifier(z).logsumexp(1).sum() + vae.decoder(z).square().sum()).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in vae.parameters())
+
+
+def test_another_latent_dimension_reaches_every_part():
+    vae = vae_parts((1, 28, 28), 10, latent=7)
+    assert vae.classifier.in_features == 7
+    assert Decoder((1, 28, 28), 7)(torch.zeros(1, 7)).shape == (1, 1, 28, 28)
+    assert vae.decoder(vae.encode(torch.zeros(1, 1, 28, 28))[1]).shape == (1, 1, 28, 28)
+
+
+def test_sides_that_four_does_not_divide_are_refused():
+    with pytest.raises(ConfigError, match="sides that 4 divides"):
+        vae_parts((1, 30, 30), 10)
