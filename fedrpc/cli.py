@@ -133,6 +133,16 @@ def partition(
 
 
 @app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Directories of finished runs.")],
+) -> None:
+    """Show finished runs again: print each one's table and write its page, report.html."""
+    from fedrpc.report.page import show_runs
+
+    show_runs(folders, console)
+
+
+@app.command()
 def certs(
     out: Annotated[Path, typer.Argument(help="Where the certificates go.")],
     host: Annotated[list[str], typer.Option(help="A name or address that clients reach the server by.")],
@@ -202,7 +212,7 @@ def server(
     log_level: LogLevel = "info",
 ) -> None:
     """Serve one run; clients join from anywhere, in any order. The same command again goes on where it was stopped."""
-    from fedrpc.report.table import render
+    from fedrpc.report.page import show_runs
     from fedrpc.server.app import Tls
     from fedrpc.server.run import ServerOptions, serve
 
@@ -226,7 +236,8 @@ def server(
     tls = Tls(tls_cert, tls_key, tls_client_ca) if tls_cert and tls_key else None
     log.set_up(_level(log_level), role="server")
     options = ServerOptions(listen, out or _default_out(settings), data_dir, tls, insecure)
-    render(run_async(serve(settings, options)), console)
+    run_async(serve(settings, options))
+    show_runs([options.out], console)
 
 
 @client_app.command()

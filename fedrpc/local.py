@@ -1,8 +1,7 @@
-"""One local run as a person sees it: progress while it goes on, the table at the end."""
+"""One local run as a person sees it: progress while it goes on, the table and the page at the end."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -12,15 +11,14 @@ from fedrpc import log
 from fedrpc.config import RunConfig
 from fedrpc.launch import Launcher, LocalRun
 from fedrpc.progress import LiveWatcher, LogWatcher
-from fedrpc.report.table import render
+from fedrpc.report.page import show_runs
 
 
 def run_local(config: RunConfig, out: Path, data_dir: Path | None, log_level: str, console: Console) -> None:
-    """Runs, or goes on, or says that all is done already; then prints the table."""
+    """Runs, or goes on, or says that all is done already; then prints the table and writes the page."""
     if not config.parallel:
         config = config.model_copy(update={"parallel": os.cpu_count() or 1})
     log.set_up("info", role="run")
     watcher = LiveWatcher(console, config.rounds) if console.is_terminal else LogWatcher()
     Launcher(LocalRun(config, out, data_dir, log_level), watcher).run()
-    render(json.loads((out / "summary.json").read_text()), console)
-    console.print(f"run directory: {out}")
+    show_runs([out], console)

@@ -199,7 +199,7 @@ class ClientApp:
         self._see_durable(task.envelope.durable_round)
         current = self._current
         if current and current.envelope.task_id == task.envelope.task_id:
-            if current.envelope.digest == task.envelope.digest:
+            if current.envelope.digest == task.envelope.digest and task.envelope.task_id not in self._withdrawn:
                 return  # redelivered while we work on it
             self._cancel(task.envelope.task_id)
         self._withdrawn.discard(task.envelope.task_id)

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from fedrpc.errors import ConfigError, FedrpcError, Refused, Unavailable, WireError
-from fedrpc.wire.frames import Assembler, chunk_frames, stored_payload
+from fedrpc.wire.frames import Assembler, chunk_frames, parse, stored_payload
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import SESSION, Attempt, Rows, frame_kind
 from fedrpc.wire.tcpinfo import Meter
@@ -111,7 +111,7 @@ class Transport:
             raise self._ours(error) from None
         self._session("up", len(data))
         self._session("down", len(answer))
-        return pb.JoinResponse.FromString(answer)
+        return parse(pb.JoinResponse, answer)
 
     async def poll(self, session: str, max_bytes: int) -> Task | pb.Cancel | pb.Idle:
         """Parks until the server has something for us."""
@@ -123,7 +123,7 @@ class Transport:
         done = False
         try:
             async for data in self._poll(request):
-                frame = pb.Frame.FromString(data)
+                frame = parse(pb.Frame, data)
                 if frame.WhichOneof("body") == "envelope":
                     envelope = frame.envelope
                     attempt = Attempt(
@@ -184,7 +184,7 @@ class Transport:
         try:
             answer: bytes = await self._submit(frames())
             self._session("down", len(answer))
-            response = pb.SubmitResponse.FromString(answer)
+            response = parse(pb.SubmitResponse, answer)
             return response
         except grpc.aio.AioRpcError as error:
             raise self._ours(error) from None

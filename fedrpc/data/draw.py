@@ -51,7 +51,7 @@ def draw(card: dict[str, Any], path: Path, title: str, classes: Sequence[str] | 
     scale.ax.tick_params(labelsize=7, colors=INK, length=2)
     scale.outline.set_visible(False)
     bars.set_title(title, loc="left", fontsize=12, color=INK, pad=24, fontweight="bold")
-    bars.text(0, 1.04, caption(card), transform=bars.transAxes, fontsize=8, color=FAINT)
+    bars.text(0, 1.04, caption(card), transform=bars.transAxes, fontsize=7, color=FAINT)
     figure.savefig(path, bbox_inches="tight", metadata={"Software": None})
 
 

@@ -92,9 +92,9 @@ def whole(folder: Path) -> Iterator[Path]:
         if folder.exists():
             folder.rename(old)
         fresh.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def blocks(values: np.ndarray) -> Iterator[np.ndarray]:

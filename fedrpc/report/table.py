@@ -57,8 +57,11 @@ def _facts(summary: dict[str, Any]) -> Table:
             facts.add_row("on clients' tests", f"{clients}, worst tenth {accuracy['worst_decile']:.2f} %")
     overhead = part["overhead_vs_fedavg"]
     facts.add_row("overhead", f"{overhead:.3f} x FedAvg's tensor bytes" if overhead else "-")
-    share = 100 * part["transport"] / message if message else 0.0
-    facts.add_row("transport", f"{size(part['transport'])} of HTTP/2 over the messages ({share:.3f} %)")
+    if part["transport"] is None:
+        facts.add_row("transport", f"not exact: {part['kernel_note']}")
+    else:
+        share = 100 * part["transport"] / message if message else 0.0
+        facts.add_row("transport", f"{size(part['transport'])} of HTTP/2 over the messages ({share:.3f} %)")
     check = summary["ledger_check"]
     agree = "agree to the byte" if not check["differing"] else f"DIFFER in {check['differing']} rows"
     facts.add_row("ledgers", f"server and {check['clients']} clients {agree} ({check['compared']} rows)")

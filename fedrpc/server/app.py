@@ -24,7 +24,7 @@ from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.mailbox import Mailbox, Task
 from fedrpc.server.roster import Held, OutOfRange, Roster, Session, UnknownSession
 from fedrpc.server.rounds import Desk
-from fedrpc.wire.frames import Assembler
+from fedrpc.wire.frames import Assembler, parse
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import SESSION, Attempt, LedgerFile, frame_kind
 from fedrpc.wire.v1 import coordinator_pb2 as pb
@@ -121,7 +121,7 @@ class Servicer:
 
     async def join(self, data: bytes, context: Any) -> bytes:
         """Opens a session, or says why not."""
-        request = _parse(pb.JoinRequest, data)
+        request = parse(pb.JoinRequest, data)
         if request.schema_digest != SCHEMA_DIGEST:
             raise Refused(
                 f"the wire differs: server {fedrpc.__version__} has schema {SCHEMA_DIGEST.hex()[:12]}, client "
@@ -165,7 +165,7 @@ class Servicer:
     async def poll(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
         """Answers a parked poll with a task, a cancel or Idle."""
         try:
-            session = self._roster.find(_parse(pb.PollRequest, data).session)
+            session = self._roster.find(parse(pb.PollRequest, data).session)
         except FedrpcError as error:
             await _abort(context, error)
             return
@@ -221,7 +221,7 @@ class Servicer:
         """Takes one result: on disk and checked before it is acknowledged."""
         frames = stream.__aiter__()
         head = await anext(frames, b"")
-        envelope = _parse(pb.Frame, head).envelope
+        envelope = parse(pb.Frame, head).envelope
         session = self._roster.find(envelope.session)
         attempt = Attempt(envelope.round, envelope.phase, "up", session.client, envelope.attempt)
         attempt.add(Kind.ENVELOPE, len(head))
@@ -272,7 +272,7 @@ class Servicer:
         """Files the privacy rows that ride on a result; returns the first frame after them."""
         data = await self._next(frames)
         if data:
-            frame = _parse(pb.Frame, data)
+            frame = parse(pb.Frame, data)
             if frame.WhichOneof("body") == "privacy":
                 self._privacy.extend(session.client, frame.privacy.first, frame.privacy.rows)
                 self._book_session("up", session.client, len(data))
@@ -293,7 +293,7 @@ class Servicer:
         with path.open("wb") as file:
             assembler = Assembler(envelope, self._limits.max_message_bytes, file)
             while data:
-                frame = _parse(pb.Frame, data)
+                frame = parse(pb.Frame, data)
                 kind, tensor_bytes = frame_kind(frame, envelope)
                 attempt.add(kind, len(data), tensor_bytes)
                 if frame.WhichOneof("body") != "chunk":
@@ -301,13 +301,6 @@ class Servicer:
                 assembler.add(frame.chunk)
                 data = await self._next(frames)
             assembler.finish()
-
-
-def _parse(cls: Any, data: bytes) -> Any:
-    try:
-        return cls.FromString(data)
-    except Exception:
-        raise WireError(f"{len(data)} bytes are not a {cls.__name__}") from None
 
 
 async def _abort(context: Any, error: Exception) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedrpc import log
-from fedrpc.errors import QuorumError
+from fedrpc.errors import ConfigError, QuorumError
 from fedrpc.methods.base import SETUP_ROUND, Env
 from fedrpc.methods.builtin import EVALUATION, LEDGER, Candidate
 from fedrpc.methods.fedavg import FedAvg
@@ -79,6 +79,9 @@ class Coordinator:
             return state, SETUP_ROUND
         self._kernel_before, self._seconds_before = kept.kernel, kept.seconds
         self._set_durable(kept.round)
+        if kept.round >= self._config.rounds:
+            raise ConfigError(f"{self._out} is past round {kept.round}; --rounds {self._config.rounds} is fewer")
+        self._meter.note = "the run was resumed: kernel bytes between its last checkpoint and its stop are not counted"
         self._log.info("resumed", after_round=kept.round)
         return unpack(state, kept.state), kept.round + 1
 
@@ -108,7 +111,8 @@ class Coordinator:
 
     def _new_round(self, index: int, cohort: Sequence[int], quorum: float | None = None) -> ServerRound:
         self.round = index
-        return ServerRound(self._desk, index, cohort, self._config.limits.quorum if quorum is None else quorum)
+        quorum = self._config.limits.quorum if quorum is None else quorum
+        return ServerRound(self._desk, index, cohort, quorum, self._book.next_attempts(index))
 
     def cohort(self, index: int) -> list[int]:
         """Who is asked in a round: the same for every method with the same seed."""

@@ -54,15 +54,23 @@ class ServerRound:
 
     Args:
         quorum: The share of those asked that must answer.
+        attempts: The number of the first delivery by (phase, client), in a round that is played again.
     """
 
-    def __init__(self, desk: Desk, index: int, cohort: Sequence[ClientId], quorum: float) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        index: int,
+        cohort: Sequence[ClientId],
+        quorum: float,
+        attempts: Mapping[tuple[str, ClientId], int] | None = None,
+    ) -> None:
         self.index = index
         self.cohort: Sequence[ClientId] = tuple(cohort)
         self.params, self.device = desk.problem.params, desk.device
         self.missing: Mapping[ClientId, str] = {}
         self.recorded: dict[str, Any] = {}
-        self._desk, self._quorum = desk, quorum
+        self._desk, self._quorum, self._attempts = desk, quorum, attempts or {}
         self._posted: list[Task] = []
         self._log = log.get("rounds")
 
@@ -109,6 +117,9 @@ class ServerRound:
                 yield Reply(task.client, body)
                 del body
                 tasks[number].question = Question(None)  # an individual message can be forgotten now
+        except asyncio.CancelledError:
+            tasks = []  # the server ends: clients may work on, for its next life asks the same again
+            raise
         finally:
             self._desk.mailbox.withdraw(tasks, "nobody waits for the answer any more")
             self.missing = missing
@@ -129,7 +140,8 @@ class ServerRound:
                 kept = desk.spool.reusable(self.index, name, digest)
                 if kept:
                     outcome.set_result(kept)
-            tasks.append(Task(name, client, self.index, phase.name, step, question, outcome))
+            attempt = self._attempts.get((phase.name, client), 0)
+            tasks.append(Task(name, client, self.index, phase.name, step, question, outcome, attempt=attempt))
         self._posted = [task for task in self._posted if not task.done] + tasks
         return tasks
 

@@ -66,12 +66,31 @@ def claim(out: Path, config: RunConfig) -> str:
     return path.read_text().strip()
 
 
+def finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
+    """The summary of a run that has all its rounds; more rounds than it has go on, fewer are refused."""
+    path = out / "summary.json"
+    if not path.exists():
+        return None
+    result: dict[str, Any] = json.loads(path.read_text())
+    done = result["num_rounds"]
+    if done > config.rounds:
+        raise ConfigError(f"{out} has {done} rounds already; --rounds {config.rounds} is fewer: choose another --out")
+    if done == config.rounds:
+        return result
+    path.unlink()
+    return None
+
+
 async def serve(config: RunConfig, options: ServerOptions, progress: Progress = lambda *_: None) -> dict[str, Any]:
     """Plays the run to its end and returns its summary."""
     torch.set_num_threads(config.train.threads)
     problem = Problem(config, options.data_dir)
     config = problem.config
     run_id = claim(options.out, config)
+    done = finished(options.out, config)
+    if done is not None:
+        log.get("server").info("already_finished", out=str(options.out))
+        return done
     table = card(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
     write_durably(options.out / "partition.json", (json.dumps(table) + "\n").encode())
     log.get("server").info("run", id=run_id, method=config.method, out=str(options.out))

@@ -21,9 +21,9 @@ from fedrpc.wire.message import Tensors
 
 
 def model_sha256(weights: Tensors) -> str:
-    """One hash over names, dtypes, shapes and values: equal hashes are equal models, bit for bit."""
+    """One hash over names, dtypes, shapes and values, by name: equal hashes are equal models, bit for bit."""
     hasher = hashlib.sha256()
-    for name, tensor in weights.items():
+    for name, tensor in sorted(weights.items()):
         hasher.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
         hasher.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return hasher.hexdigest()
@@ -95,7 +95,7 @@ def bytes_part(rows: ledger.Rows, cost: Cost, fedavg: Cost, kernel: Mapping[str,
     baseline = sum(fedavg.down.values()) + sum(fedavg.up.values())
     measured = sum(sums["method"][d]["tensor"] for d in ("down", "up"))
     return sums | {
-        "transport": sum(kernel.values()) - message,
+        "transport": None if note else sum(kernel.values()) - message,
         "kernel_note": note,
         "predicted": {
             "total": sum(cost.down.values()) + sum(cost.up.values()),

@@ -95,6 +95,8 @@ def check_header(part: pb.Part) -> None:
     for spec in part.tensors:
         if spec.dtype not in DTYPES:
             raise WireError(f"part '{part.name}', tensor '{spec.path}': unknown dtype number {spec.dtype}")
+        if any(length >= 2**63 for length in spec.shape):
+            raise WireError(f"part '{part.name}', tensor '{spec.path}': no tensor has the shape {list(spec.shape)}")
         total += math.prod(spec.shape) * DTYPES[spec.dtype].itemsize
     if total != part.size:
         raise WireError(f"part '{part.name}' says {part.size} bytes but its tensors take {total}")

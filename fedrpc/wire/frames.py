@@ -8,16 +8,28 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
+
+from google.protobuf.message import DecodeError, Message
 
 from fedrpc.errors import WireError
 from fedrpc.wire.codec import Payload, check_header
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
+M = TypeVar("M", bound=Message)
+
 CHUNK_BYTES = 1 << 20  # the cheapest in CPU seconds a gigabyte; see protos/README.md
 GRPC_PREFIX_BYTES = 5  # gRPC's own header of each message
 _ALIGN = 64
 _MAGIC = b"fedrpc1\n"
+
+
+def parse(cls: type[M], data: bytes) -> M:
+    """A protobuf message from bytes that came from outside; raises WireError when they are none."""
+    try:
+        return cls.FromString(data)
+    except DecodeError:
+        raise WireError(f"{len(data)} bytes are not a {cls.__name__}") from None
 
 
 def message_bytes(serialised_size: int) -> int:
@@ -51,7 +63,7 @@ def _cut(views: Sequence[memoryview]) -> Iterator[tuple[list[memoryview], int]]:
 
 def _chunk_prefix(part: int, size: int) -> bytes:
     # Protobuf by hand, for one copy of the data instead of three; a test holds it against the library.
-    inner = (b"\x08" + _varint(part) if part else b"") + b"\x12" + _varint(size)
+    inner = (b"\x08" + _varint(part) if part else b"") + (b"\x12" + _varint(size) if size else b"")
     return b"\x12" + _varint(len(inner) + size) + inner
 
 
@@ -163,7 +175,7 @@ def read_file(path: Path) -> tuple[pb.Envelope, list[memoryview]]:
     length = int.from_bytes(mapped[size - tail : size - len(_MAGIC)], "little")
     if bytes(mapped[size - len(_MAGIC) :]) != _MAGIC or length > size - tail:
         raise WireError(f"{path.name} is torn: its footer is not there")
-    envelope = pb.Envelope.FromString(bytes(mapped[size - tail - length : size - tail]))
+    envelope = parse(pb.Envelope, bytes(mapped[size - tail - length : size - tail]))
     views, offset = [], 0
     for part in envelope.parts:
         offset += -offset % _ALIGN

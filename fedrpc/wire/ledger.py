@@ -110,28 +110,43 @@ def read(path: Path) -> Iterator[tuple[Key, Sums]]:
 class LedgerFile:
     """The server's ledger on disk: rows of finished rounds in ledger.jsonl, of the current one in a journal.
 
-    A journal keeps what crossed the wire before a crash; many steps of one phase add up to one row only when the
-    round ends.
+    The journal's first line says how much of ledger.jsonl counts, so a crash at any moment neither loses a row nor
+    counts one twice. Rows that come late for a key that was written before (a retry, a run that goes on) join its row.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "ledger.jsonl"
         self._journal_path = folder / "ledger.partial.jsonl"
         self.current: Rows = {}
+        self._size = self._recover()
+        self._last_round = -(10**9)  # the last round that ledger.jsonl has rows of
         self.message_bytes: dict[str, int] = dict.fromkeys(DIRECTIONS, 0)  # of the whole run so far
-        _drop_torn_line(self.path)
-        for key, sums in read(self.path):
+        for key, sums in [*read(self.path), *self.current.items()]:
             self.message_bytes[key.direction] += sums.message_bytes
-        flushed = max((key.round for key, _ in read(self.path)), default=-(10**9))
-        for key, sums in read(self._journal_path):
-            if key.round > flushed:
-                merge(self.current, {key: sums})
-                self.message_bytes[key.direction] += sums.message_bytes
-        self._rewrite_journal()
+        for key, _ in read(self.path):
+            self._last_round = max(self._last_round, key.round)
+        self._start_journal()
 
-    def _rewrite_journal(self) -> None:
-        self._journal = self._journal_path.open("w")
+    def _recover(self) -> int:
+        """Takes up the journal of an earlier life, and undoes a write to ledger.jsonl that it did not live to end."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if self._journal_path.exists():
+            with self._journal_path.open() as file:
+                size = min(size, json.loads(file.readline())["ledger_bytes"])
+                for line in file:
+                    if line.endswith("\n"):
+                        merge(self.current, dict([from_json(line)]))
+        if self.path.exists():
+            os.truncate(self.path, size)
+        return size
+
+    def _start_journal(self) -> None:
+        temporary = self._journal_path.with_name(self._journal_path.name + ".tmp")
+        self._journal = temporary.open("w")
+        self._journal.write(json.dumps({"ledger_bytes": self._size}) + "\n")
         self._write(self._journal, self.current)
+        os.fsync(self._journal.fileno())
+        temporary.replace(self._journal_path)
 
     @staticmethod
     def _write(file: Any, rows: Rows) -> None:
@@ -147,13 +162,30 @@ class LedgerFile:
 
     def end_round(self) -> None:
         """Writes the rows so far, durably, and starts anew."""
-        rows = dict(sorted(self.current.items()))
+        if any(key.round <= self._last_round for key in self.current):
+            self.current = self.all_rows()
+            self._size = 0
+            self._journal.close()
+            self._start_journal()
+        os.fsync(self._journal.fileno())
         with self.path.open("a") as file:
-            self._write(file, rows)
+            file.truncate(self._size)
+            self._write(file, dict(sorted(self.current.items())))
             os.fsync(file.fileno())
+            self._size = file.tell()
+        self._last_round = max((key.round for key in self.current), default=self._last_round)
         self.current = {}
         self._journal.close()
-        self._rewrite_journal()
+        self._start_journal()
+
+    def next_attempts(self, round_index: int) -> dict[tuple[str, int], int]:
+        """The number of the next delivery by (phase, client), where an earlier life of the server made some."""
+        found: dict[tuple[str, int], int] = {}
+        for key in self.current:
+            if key.round == round_index and key.direction == "down" and key.phase != SESSION:
+                where = (key.phase, key.client)
+                found[where] = max(found.get(where, 0), key.attempt + 1)
+        return found
 
     def close(self) -> None:
         """Closes the journal and removes it when it is empty."""
@@ -168,13 +200,6 @@ class LedgerFile:
             merge(rows, {key: sums})
         merge(rows, self.current)
         return rows
-
-
-def _drop_torn_line(path: Path) -> None:
-    if path.exists() and path.stat().st_size:
-        data = path.read_bytes()
-        if not data.endswith(b"\n"):
-            path.write_bytes(data[: data.rfind(b"\n") + 1])
 
 
 def totals(rows: Iterable[tuple[Key, Sums]]) -> dict[str, Any]:

@@ -1,19 +1,22 @@
 """Typed messages: dataclasses whose fields become parts, flattened to tensors and back by their annotations.
 
-A field's type may be Tensor, int, float, bool, str, another message, `dict[str | int, T]`, `list[T]`,
-`tuple[T, ...]`, or `T | None`. The same two functions serve the wire and the checkpoint.
+A field's type may be Tensor, int, float, bool, str, `dict[str, T]`, `dict[int, T]`, `list[T]` or `tuple[T, ...]` of
+such types, another message, or any of these `| None`. The same two functions serve the wire and the checkpoint.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import numbers
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +25,12 @@ from fedrpc.wire.kinds import Kind
 
 Tensors = dict[str, Tensor]
 
-_SCALARS = (int, float, bool)
+_SCALARS: dict[Any, tuple[Any, torch.dtype]] = {  # what a sender may give, and what travels
+    int: (numbers.Integral, torch.int64),
+    float: (numbers.Real, torch.float64),
+    bool: ((bool, np.bool_), torch.int64),
+}
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,99}")  # as `str` writes it: one name for one number
 _MISSING = dataclasses.MISSING
 _FIELDS: dict[type[Any], tuple[Field, ...]] = {}
 
@@ -39,12 +47,17 @@ class Field:
     path: tuple[str, ...]
     kind: Kind | None
     hint: Any
-    optional: bool
+    optionals: tuple[bool, ...]  # for each step of the path, whether it may be None
 
     @property
     def name(self) -> str:
         """The part's name on the wire."""
         return ".".join(self.path)
+
+    @property
+    def optional(self) -> bool:
+        """Whether a message can be without this field."""
+        return any(self.optionals)
 
 
 @dataclass(frozen=True)
@@ -86,13 +99,27 @@ def _find_fields(cls: type[Any]) -> tuple[Field, ...]:
     for item in dataclasses.fields(cls):
         hint, optional = strip_optional(hints[item.name])
         if is_message(hint):
+            inner = fields(hint)
+            if optional and all(sub.optional for sub in inner):
+                raise TypeError(f"{cls.__name__}.{item.name} with all its fields None could not be told from None")
             found += [
-                dataclasses.replace(sub, path=(item.name, *sub.path), optional=sub.optional or optional)
-                for sub in fields(hint)
+                dataclasses.replace(sub, path=(item.name, *sub.path), optionals=(optional, *sub.optionals))
+                for sub in inner
             ]
         else:
-            found.append(Field((item.name,), item.metadata.get("kind") or _default_kind(hint), hint, optional))
+            _check_type(hint)
+            found.append(Field((item.name,), item.metadata.get("kind") or _default_kind(hint), hint, (optional,)))
     return tuple(found)
+
+
+def _check_type(hint: Any) -> None:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is dict and args[0] in (str, int):
+        _check_type(args[1])
+    elif origin is list or (origin is tuple and args[1:] == (...,)):
+        _check_type(args[0])
+    elif not (hint is Tensor or hint is str or hint in _SCALARS):
+        raise TypeError(f"a message field can not be of type {hint}; see fedrpc/wire/message.py for what can")
 
 
 def _default_kind(hint: Any) -> Kind | None:
@@ -124,13 +151,15 @@ def flatten(message: Any) -> list[FlatPart]:
     parts = []
     for field in fields(type(message)):
         value: Any = message
-        for name in field.path:
-            value = getattr(value, name) if value is not None else None
-        if value is None:
-            if not field.optional:
-                raise WireError(f"{type(message).__name__}.{field.name} is None but its type does not allow that")
-            continue
-        parts.append(FlatPart(field.name, field.kind, dict(_flatten(field.hint, value, ""))))
+        for depth, (name, optional) in enumerate(zip(field.path, field.optionals, strict=True), start=1):
+            value = getattr(value, name)
+            if value is None:
+                if not optional:
+                    where = ".".join([type(message).__name__, *field.path[:depth]])
+                    raise WireError(f"{where} is None but its type does not allow that")
+                break
+        else:
+            parts.append(FlatPart(field.name, field.kind, dict(_flatten(field.hint, value, ""))))
     return parts
 
 
@@ -138,8 +167,10 @@ def _flatten(hint: Any, value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
     if hint is Tensor:
         yield path, _plain(value, path)
     elif hint in _SCALARS:
-        yield path, torch.tensor(value, dtype=torch.float64 if hint is float else torch.int64)
+        yield path, _scalar(hint, value, path)
     elif hint is str:
+        if not isinstance(value, str):
+            raise WireError(f"expected a str at '{path}', got {type(value).__name__}")
         yield path, torch.frombuffer(bytearray(value.encode() or b"\0"), dtype=torch.uint8)[: len(value.encode())]
     else:
         inner, items = _children(hint, value)
@@ -153,21 +184,33 @@ def _flatten(hint: Any, value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
 def _plain(value: Any, path: str) -> Tensor:
     if not isinstance(value, Tensor):
         raise WireError(f"expected a tensor at '{path}', got {type(value).__name__}")
+    if value.layout != torch.strided:
+        raise WireError(f"tensor '{path}' is {value.layout}, which can not travel; make it dense first")
     # `conj` and `neg` bits are lazy views whose raw memory is not their value.
     return value.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
+def _scalar(hint: Any, value: Any, path: str) -> Tensor:
+    given, dtype = _SCALARS[hint]
+    if not isinstance(value, given) or (hint is int and not -(2**63) <= int(value) < 2**63):
+        raise WireError(f"expected a {hint.__name__} of 64 bits at '{path}', got {type(value).__name__} {value!r:.40}")
+    return torch.tensor(hint(value), dtype=dtype)
+
+
 def _children(hint: Any, value: Any) -> tuple[Any, list[tuple[str, Any]]]:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is dict and args[0] in (str, int):
-        return args[1], [(_segment(key), item) for key, item in value.items()]
-    if origin in (list, tuple) and (origin is list or args[1:] == (...,)):
-        return args[0], [(str(index), item) for index, item in enumerate(value)]
-    raise TypeError(f"a message field can not be of type {hint}; see fedrpc/wire/message.py for what can")
+    wanted: Any = Mapping if origin is dict else (list, tuple)
+    if not isinstance(value, wanted):
+        raise WireError(f"expected a {hint}, got {type(value).__name__}")
+    if origin is dict:
+        return args[1], [(_segment(args[0], key), item) for key, item in value.items()]
+    return args[0], [(str(index), item) for index, item in enumerate(value)]
 
 
-def _segment(key: Any) -> str:
-    text = str(key)
+def _segment(hint: Any, key: Any) -> str:
+    if not isinstance(key, numbers.Integral if hint is int else str):
+        raise WireError(f"expected a name of type {hint.__name__}, got {key!r:.40}")
+    text = str(int(key)) if hint is int else str(key)
     if "/" in text or not text:
         raise WireError(f"a name on the wire can not be empty or have '/', got {text!r}")
     return text
@@ -201,7 +244,10 @@ def _build(cls: type, prefix: str, parts: Mapping[str, Tensors]) -> Any:
             values[item.name] = None
         else:
             raise WireError(f"part '{name}' of {cls.__name__} is missing")
-    return cls(**values)
+    try:
+        return cls(**values)
+    except Exception as error:
+        raise WireError(f"{cls.__name__} does not take what came: {error}") from error
 
 
 def _unflatten(hint: Any, tensors: Tensors, name: str) -> Any:
@@ -209,27 +255,47 @@ def _unflatten(hint: Any, tensors: Tensors, name: str) -> Any:
         if list(tensors) != [""]:
             raise WireError(f"part '{name}' should be one {getattr(hint, '__name__', hint)}, got {list(tensors)[:4]}")
         return _leaf(hint, tensors[""], name)
+    grouped = {} if list(tensors) == ["/"] and not tensors["/"].numel() else _grouped(tensors, name)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    inner = args[1] if origin is dict else args[0]
+    if origin is dict:
+        return {_key(args[0], key, name): _unflatten(inner, sub, name) for key, sub in grouped.items()}
+    if set(grouped) != {str(index) for index in range(len(grouped))}:
+        raise WireError(f"part '{name}' does not number the items of a {hint}: {list(grouped)[:4]}")
+    return origin([_unflatten(inner, grouped[str(index)], name) for index in range(len(grouped))])
+
+
+def _grouped(tensors: Tensors, name: str) -> dict[str, Tensors]:
+    """Tensors by the first segment of their paths."""
     grouped: dict[str, Tensors] = {}
     for path, tensor in tensors.items():
-        if path != "/":
-            head, _, rest = path.partition("/")
-            if head:
-                grouped.setdefault(head, {})[rest if rest or not path.endswith("/") else "/"] = tensor
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    try:
-        built = {key: _unflatten(args[0] if origin is not dict else args[1], sub, name) for key, sub in grouped.items()}
-        if origin is dict:
-            return {args[0](key): item for key, item in built.items()}
-        return origin([built[str(index)] for index in range(len(built))])
-    except (KeyError, ValueError, TypeError) as error:
-        raise WireError(f"part '{name}' does not hold a {hint}: {error}") from None
+        head, slash, rest = path.partition("/")
+        if not head:
+            raise WireError(f"part '{name}' has a tensor without a name: '{path}'")
+        grouped.setdefault(head, {})[rest or slash] = tensor
+    if not grouped:
+        raise WireError(f"part '{name}' has no tensor")
+    return grouped
+
+
+def _key(hint: Any, text: str, name: str) -> Any:
+    if hint is int and not _INTEGER.fullmatch(text):
+        raise WireError(f"part '{name}' has the name '{text[:40]}', which is not a whole number")
+    return hint(text)
 
 
 def _leaf(hint: Any, tensor: Tensor, name: str) -> Any:
     if hint is Tensor:
         return tensor
+    dtype, dims = (torch.uint8, 1) if hint is str else (_SCALARS[hint][1], 0)
+    if tensor.dtype != dtype or tensor.dim() != dims:
+        raise WireError(f"part '{name}' should be a {hint.__name__}, got {tensor.dtype} {tuple(tensor.shape)}")
     if hint is str:
-        return tensor.numpy().tobytes().decode(errors="replace")
-    if tensor.dim() != 0:
-        raise WireError(f"part '{name}' should be a scalar, got shape {tuple(tensor.shape)}")
-    return hint(tensor.item())
+        try:
+            return tensor.numpy().tobytes().decode()
+        except UnicodeDecodeError as error:
+            raise WireError(f"part '{name}' is not text: {error}") from None
+    value = tensor.item()
+    if hint is bool and value not in (0, 1):
+        raise WireError(f"part '{name}' should be 0 or 1, got {value}")
+    return hint(value)

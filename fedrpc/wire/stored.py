@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import torch
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
-from torch import Tensor
 
 from fedrpc.errors import WireError
 from fedrpc.wire.message import Tensors, flatten, is_message, unflatten
 
+_ORDER, _PAIRS = "order", "complex128"
 _SEPARATOR = "|"  # between a part's name, which has no such sign, and a tensor's path
 
 
@@ -22,13 +24,19 @@ def dumps(value: Any) -> bytes:
         }
     else:
         flat = dict(value)
-    return save_bytes({name: _own(tensor) for name, tensor in flat.items()})
+    # safetensors sorts; the order is part of what a message says (its digest), so it is kept beside. So are the names
+    # of tensors whose dtype it does not have and that are kept as pairs of reals.
+    pairs = [name for name, tensor in flat.items() if tensor.dtype == torch.complex128]
+    return save_bytes(_apart(flat), {_ORDER: json.dumps(list(flat)), _PAIRS: json.dumps(pairs)})
 
 
 def loads(cls: Any, data: bytes) -> Any:
     """What `dumps` was given; `cls` is a message class, or dict for plain tensors."""
     try:
-        flat = load_bytes(data)
+        found = load_bytes(data)
+        beside = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+        found |= {name: torch.view_as_complex(found[name]) for name in json.loads(beside[_PAIRS])}
+        flat = {name: found[name] for name in json.loads(beside[_ORDER])}
     except Exception as error:
         raise WireError(f"stored tensors can not be read: {error}") from None
     if not is_message(cls):
@@ -40,7 +48,16 @@ def loads(cls: Any, data: bytes) -> Any:
     return unflatten(cls, parts)
 
 
-def _own(tensor: Tensor) -> Tensor:
-    # Tensors that were decoded in place share one buffer, which safetensors refuses.
-    tensor = tensor.detach().cpu().contiguous()
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+def _apart(flat: Tensors) -> Tensors:
+    """Tensors that share no memory, as safetensors wants; decoded ones share a buffer, a state may have one twice."""
+    apart, seen = {}, set()
+    for name, tensor in flat.items():
+        tensor = tensor.detach().cpu().contiguous()
+        if tensor.dtype == torch.complex128:
+            tensor = torch.view_as_real(tensor).contiguous()
+        storage = tensor.untyped_storage()
+        if storage.nbytes() != tensor.nbytes or storage.data_ptr() in seen:
+            tensor = tensor.clone()
+        seen.add(storage.data_ptr())
+        apart[name] = tensor
+    return apart

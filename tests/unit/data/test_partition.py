@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrpc.data.partition import Partition, local_split, partition, subsample
@@ -33,10 +33,11 @@ COVERING = [
 
 
 @st.composite
-def label_lists(draw: st.DrawFn, max_size: int = 300) -> np.ndarray:
-    """Labels with gaps and very unequal classes."""
-    names = draw(st.lists(st.integers(0, 15), min_size=1, max_size=8, unique=True))
-    counts = draw(st.lists(st.integers(1, max_size // len(names)), min_size=len(names), max_size=len(names)))
+def label_lists(draw: st.DrawFn, classes: int = 1, samples: int = 1) -> np.ndarray:
+    """Labels with gaps and very unequal classes: at least so many of them, with so many samples each."""
+    number = draw(st.integers(classes, 8))
+    names = draw(st.lists(st.integers(0, 15), min_size=number, max_size=number, unique=True))
+    counts = draw(st.lists(st.integers(samples, 100), min_size=number, max_size=number))
     return np.random.default_rng(draw(st.integers(0, 9))).permutation(np.repeat(names, counts))
 
 
@@ -48,21 +49,31 @@ def attempt(spec: str, y: np.ndarray, num_clients: int, seed: int = 0) -> Partit
         return None
 
 
-@pytest.mark.parametrize("spec", [*COVERING, "multimodal", "multimodal:z=1"])
-@given(y=label_lists(), share=st.floats(0, 1), seed=st.integers(0, 2**32))
-def test_disjoint_covering_sorted_and_nobody_empty(spec: str, y: np.ndarray, share: float, seed: int) -> None:
-    num_clients = 1 + int(share**3 * (len(y) - 1))  # few clients more often: many rarely have a split
-    made = attempt(spec, y, num_clients, seed)
-    if made is None:
-        return
+def check(made: Partition, num_clients: int, total: int) -> None:
     flat = np.concatenate(made.indices)
     assert len(made.indices) == num_clients
     assert all(len(part) for part in made.indices)
     assert all(part.dtype == np.int64 and (np.diff(part) > 0).all() for part in made.indices)
     assert len(np.unique(flat)) == len(flat)
-    assert made.dropped == len(y) - len(flat)
-    if spec in COVERING:
-        assert np.array_equal(np.sort(flat), np.arange(len(y)))
+    assert made.dropped == total - len(flat)
+
+
+@pytest.mark.parametrize("spec", COVERING)
+@settings(max_examples=25)
+@given(y=label_lists(), wanted=st.integers(2, 20), seed=st.integers(0, 2**32))
+def test_disjoint_covering_sorted_and_nobody_empty(spec: str, y: np.ndarray, wanted: int, seed: int) -> None:
+    made = attempt(spec, y, min(wanted, len(y)), seed)
+    if made is not None:
+        check(made, min(wanted, len(y)), len(y))
+        assert np.array_equal(np.sort(np.concatenate(made.indices)), np.arange(len(y)))
+
+
+@pytest.mark.parametrize("spec", ["multimodal", "multimodal:z=1"])
+@given(y=label_lists(classes=4, samples=20), num_clients=st.integers(3, 20), seed=st.integers(0, 2**32))
+def test_multimodal_is_disjoint_and_even(spec: str, y: np.ndarray, num_clients: int, seed: int) -> None:
+    made = partition(spec, y, num_clients, seed)
+    check(made, num_clients, len(y))
+    assert len({len(part) for part in made.indices}) == 1
 
 
 @pytest.mark.parametrize("spec", [spec for spec in COVERING if spec != "natural"])

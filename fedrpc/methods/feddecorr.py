@@ -1,0 +1,56 @@
+"""FedDecorr (Shi et al., 2023): FedAvg with a penalty on correlated features, against dimensional collapse.
+
+Departs from the paper: the penalty has the scale of the published code (the squared off-diagonal entries of the
+unnormalised correlation matrix over the batch size), for which beta = 0.1 was tuned.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedrpc.methods import base
+from fedrpc.methods.base import ClientContext, Loss, register
+from fedrpc.methods.fedavg import FedAvg, Global, cross_entropy
+from fedrpc.models import staged
+
+_EPS = 1e-8  # a constant feature has no variance to divide by
+
+
+def decorrelation(features: Tensor) -> Tensor:
+    """Mean squared off-diagonal entry of Z'Z over the batch size, Z standardised by batch; 0 for one example."""
+    n, d = features.shape
+    if n == 1 or d == 1:
+        return features.new_zeros(())
+    z = features - features.mean(dim=0)
+    z = z / torch.sqrt(z.var(dim=0) + _EPS)
+    squares = (z.T @ z).square()
+    return (squares.sum() - squares.diagonal().sum()) / (d * (d - 1)) / n
+
+
+@register
+class FedDecorr(FedAvg):
+    """FedAvg with decorrelated features."""
+
+    name = "feddecorr"
+    dp_sgd = "refused: the penalty couples the examples of a batch, so there is no gradient of one example"
+
+    class Params(base.Params):
+        """The paper's value."""
+
+        beta: float = Field(0.1, ge=0)
+
+    def objective(self, ctx: ClientContext, msg: Global) -> Loss:
+        """Cross-entropy plus the penalty on the penultimate features."""
+        beta: float = ctx.params.beta
+        if beta == 0:
+            return cross_entropy
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            parts = staged(model, "feddecorr")
+            features = parts.features(x)
+            return F.cross_entropy(parts.classifier(features), y) + beta * decorrelation(features)
+
+        return loss

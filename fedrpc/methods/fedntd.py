@@ -1,0 +1,59 @@
+"""FedNTD (Lee et al., 2022): FedAvg that distils the received model's view of the not-true classes.
+
+Departs from the paper: nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedrpc.methods import base
+from fedrpc.methods.base import ClientContext, Loss, register
+from fedrpc.methods.fedavg import FedAvg, Global, cross_entropy
+from fedrpc.models.state import load
+
+
+def not_true(logits: Tensor, y: Tensor) -> Tensor:
+    """The logits without the true class's column."""
+    keep = torch.ones_like(logits, dtype=torch.bool).scatter_(1, y[:, None], value=False)
+    return logits[keep].view(len(logits), -1)
+
+
+def not_true_distillation(student: Tensor, teacher: Tensor, y: Tensor, tau: float) -> Tensor:
+    """tau^2 KL(teacher || student) over the not-true classes, mean over the batch."""
+    log_student = F.log_softmax(not_true(student, y) / tau, dim=1)
+    log_teacher = F.log_softmax(not_true(teacher, y) / tau, dim=1)
+    return tau**2 * F.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True)
+
+
+@register
+class FedNTD(FedAvg):
+    """FedAvg with not-true distillation."""
+
+    name = "fedntd"
+
+    class Params(base.Params):
+        """The values of the authors' configuration."""
+
+        beta: float = Field(1.0, ge=0)
+        tau: float = Field(1.0, gt=0)
+
+    def objective(self, ctx: ClientContext, msg: Global) -> Loss:
+        """Cross-entropy plus distillation from the received model, frozen and in evaluation mode."""
+        beta: float = ctx.params.beta
+        tau: float = ctx.params.tau
+        if beta == 0:
+            return cross_entropy
+        teacher = ctx.model().eval().requires_grad_(False)
+        load(teacher, msg.weights)
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            logits = model(x)
+            with torch.no_grad():
+                wanted = teacher(x)
+            return F.cross_entropy(logits, y) + beta * not_true_distillation(logits, wanted, y, tau)
+
+        return loss

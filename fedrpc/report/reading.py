@@ -1,0 +1,207 @@
+"""Reads the directory of a finished run: the one place in this room that knows its files."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedrpc.errors import ConfigError
+from fedrpc.metrics import records as records_file
+from fedrpc.wire import ledger as wire_ledger
+from fedrpc.wire.kinds import DIRECTIONS
+from fedrpc.wire.ledger import EVALUATE, SESSION, Key, Sums
+
+FILES = ("config.toml", "summary.json", "partition.json", "records.jsonl", "ledger.jsonl")
+
+
+@dataclass
+class Flow:
+    """Message bytes by direction: the method's own, and the rest (session, evaluation, aborted attempts)."""
+
+    own: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DIRECTIONS, 0))
+    rest: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DIRECTIONS, 0))
+
+    def add(self, key: Key, sums: Sums) -> None:
+        """Books one row of the ledger, by the rule that `bytes.method` of summary.json follows."""
+        outside = key.aborted or key.phase in (SESSION, EVALUATE)
+        (self.rest if outside else self.own)[key.direction] += sums.message_bytes
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self.own.values()) + sum(self.rest.values())
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The ledger, added up in the three ways that a reader asks for."""
+
+    by_round: Mapping[int, Flow]
+    by_client: Mapping[int, Flow]
+    by_part: Mapping[tuple[str, str, str], Sums]  # (phase, kind, direction)
+
+
+@dataclass(frozen=True)
+class Releases:
+    """Releases that are alike: what left clients, in which phase, under what mechanism."""
+
+    phase: str
+    kind: str
+    parts: tuple[str, ...]
+    mechanism: str | None
+    parameters: str
+    covers: str
+    count: int
+    num_clients: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        config: config.toml as it is written, not checked: the method may not be installed here.
+        summary: summary.json.
+        records: The lines of records.jsonl.
+        card: The partition card.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    records: Sequence[Mapping[str, Any]]
+    card: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """What was run, in a few words."""
+        return f"{self.summary['method']} on {self.summary['dataset']}"
+
+    def ledger(self) -> Iterator[tuple[Key, Sums]]:
+        """The rows of ledger.jsonl, one at a time: a long run has millions."""
+        return wire_ledger.read(self.folder / "ledger.jsonl")
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """The ledger, added up in one pass."""
+        rounds: dict[int, Flow] = {}
+        clients: dict[int, Flow] = {client: Flow() for client in range(self.summary["num_clients"])}
+        parts: dict[tuple[str, str, str], Sums] = {}
+        for key, sums in self.ledger():
+            rounds.setdefault(key.round, Flow()).add(key, sums)
+            clients.setdefault(key.client, Flow()).add(key, sums)
+            parts.setdefault((key.phase, key.kind, key.direction), Sums()).add(sums)
+        return Traffic(dict(sorted(rounds.items())), clients, dict(sorted(parts.items())))
+
+    @cached_property
+    def rounds(self) -> list[Mapping[str, Any]]:
+        """The round_finished lines, in order."""
+        return [row for row in self.records if row["event"] == "round_finished"]
+
+    def curve(self, name: str) -> list[tuple[int, float]]:
+        """(round, value) of "accuracy" or "loss", where it was measured; after finalising also that."""
+        rows = [row for row in self.records if row["event"] == "round_finished" or row.get("final")]
+        return [(row["round"], float(row[name])) for row in rows if row.get(name) is not None]
+
+    @cached_property
+    def client_accuracies(self) -> list[tuple[int, dict[int, float]]]:
+        """(round, percent by client) for each evaluation on the clients' own tests; clients without a test are out."""
+        found = []
+        for row in self.records:
+            values = {
+                int(client): 100.0 * counts["correct"] / counts["of"]
+                for client, counts in (row.get("per_client") or {}).items()
+                if counts["of"]
+            }
+            if values:
+                found.append((row["round"], dict(sorted(values.items()))))
+        return found
+
+    @cached_property
+    def local_losses(self) -> dict[int, list[tuple[int, list[float]]]]:
+        """By client, (round, loss of each local epoch) for each round that it took part in."""
+        found: dict[int, list[tuple[int, list[float]]]] = {}
+        for row in self.rounds:
+            for client, losses in (row.get("local_losses") or {}).items():
+                found.setdefault(int(client), []).append((row["round"], list(losses)))
+        return dict(sorted(found.items()))
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes where the partition card has them, else their numbers."""
+        count = int(self.card["num_classes"])
+        names = self.card.get("classes") or range(count)
+        return [str(name) for name in names]
+
+    @cached_property
+    def releases(self) -> list[Releases]:
+        """privacy.jsonl with like releases counted together; mechanism parameters that differ stay apart."""
+        return _releases(records_file.read(self.folder / "privacy.jsonl"))
+
+
+def _releases(rows: Iterable[Mapping[str, Any]]) -> list[Releases]:
+    seen: dict[tuple[str, str, tuple[str, ...], str | None, str, str], list[int]] = {}
+    for row in rows:
+        parameters = ", ".join(f"{name} {value}" for name, value in row["parameters"].items())
+        key = (row["phase"], row["kind"], tuple(row["parts"]), row["mechanism"], parameters, row["covers"])
+        seen.setdefault(key, []).append(row["client"])
+    return [
+        Releases(*key, len(clients), len(set(clients)))
+        for key, clients in sorted(seen.items(), key=lambda item: str(item[0]))
+    ]
+
+
+def read_run(folder: Path) -> Run:
+    """The finished run in `folder`.
+
+    Raises:
+        ConfigError: There is none, it is not finished, or a file of it can not be read; says which and what to do.
+    """
+    _check_finished(folder)
+    run = Run(
+        folder=folder,
+        config=_parsed(folder / "config.toml", lambda path: tomllib.loads(path.read_text(encoding="utf-8"))),
+        summary=_parsed(folder / "summary.json", _json),
+        records=_parsed(folder / "records.jsonl", lambda path: list(records_file.read(path))),
+        card=_parsed(folder / "partition.json", _json),
+    )
+    asked, played = run.config.get("rounds"), run.summary.get("num_rounds")
+    if asked != played:  # it was started again for more rounds, and summary.json is of the time before
+        raise ConfigError(
+            f"the run in {folder} is not finished: config.toml asks for {asked} rounds, summary.json is of {played}; "
+            f"go on with `fedrpc run --config {folder}/config.toml --out {folder}`"
+        )
+    return run
+
+
+def _check_finished(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ConfigError(f"no run at {folder}: there is no such folder")
+    missing = [name for name in FILES if not (folder / name).is_file()]
+    if "config.toml" in missing:
+        raise ConfigError(f"{folder} holds no run: expected {', '.join(FILES)}, got no {', no '.join(missing)}")
+    if "summary.json" in missing:
+        raise ConfigError(
+            f"the run in {folder} is not finished: it has no summary.json; "
+            f"go on with `fedrpc run --config {folder}/config.toml --out {folder}`"
+        )
+    if missing:
+        raise ConfigError(
+            f"the run in {folder} is not whole: expected {', '.join(FILES)}, got no {', no '.join(missing)}"
+        )
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _parsed(path: Path, parse: Callable[[Path], Any]) -> Any:
+    try:
+        return parse(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} can not be read: {error}") from None

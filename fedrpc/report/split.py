@@ -1,0 +1,56 @@
+"""Shows how a partition deals out a data set: a table, the card's numbers in words, a picture when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from fedrpc.data import draw
+from fedrpc.data.datasets import load
+from fedrpc.data.partition import partition as split
+from fedrpc.data.partition import subsample
+from fedrpc.data.partition_card import card as card_of
+from fedrpc.errors import ConfigError
+from fedrpc.report.words import card_in_words
+
+
+def show_split(
+    dataset: str,
+    partition: str,
+    clients: int,
+    seed: int,
+    train_size: int | None,
+    data_dir: Path | None,
+    png: Path | None,
+    console: Console,
+) -> None:
+    """Prints the split that a run with these settings has, and draws it to `png` when that is given."""
+    _check_picture(png)
+    data = load(dataset, data_dir)
+    pool = subsample(data.train.y, train_size, seed) if train_size else None
+    parts = split(partition, data.train.y, clients, seed, group=data.train.group, pool=pool)
+    card = card_of(parts, data.train.y, data.num_classes)
+    made = draw.table(card, data.classes)
+    made.caption = None  # the words below say it, and do not break it at the table's edge
+    console.print(made)
+    console.print(Text("\n".join(card_in_words(card))))
+    if png is not None:
+        _draw(card, png, f"{dataset}, {partition}, {clients} clients", data.classes)
+        console.print(Text(f"picture: {png}"), soft_wrap=True)
+
+
+def _check_picture(png: Path | None) -> None:
+    if png is not None and png.suffix.lower() != ".png":
+        raise ConfigError(f"--png: expected a name that ends in .png, got '{png}'")
+
+
+def _draw(card: Mapping[str, Any], png: Path, title: str, classes: tuple[str, ...]) -> None:
+    try:
+        png.parent.mkdir(parents=True, exist_ok=True)
+        draw.draw(dict(card), png, title, classes)
+    except OSError as error:
+        raise ConfigError(f"cannot write {png}: {error}; is there room, and may you write there?") from error

@@ -1,0 +1,47 @@
+"""Numbers as people read them: sizes of splits, times, and a measurement against its formula."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def duration(seconds: float) -> str:
+    """A time: 36.0 s, 5 min 12 s, 2 h 05 min."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: 1 client, 1,000 clients."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def against(measured: int, predicted: int) -> str:
+    """How measured bytes stand to what a formula gave."""
+    if measured == predicted:
+        return "exactly as the formula predicts" if predicted else "and none predicted"
+    if not predicted:
+        return "none predicted"
+    return f"{100 * (measured - predicted) / predicted:+.3g} % off the predicted {predicted:,}"
+
+
+def card_in_words(card: Mapping[str, Any]) -> list[str]:
+    """A partition card as sentences: who holds how much, and how far from iid that is."""
+    sizes, variance, distance = card["sizes"], card["class_variance"], card["emd"]
+    count, classes = card["num_clients"], card["num_classes"]
+    one_class = (classes - 1) / classes**2
+    dealt = "Every sample went to one client" if card["disjoint"] else "Some samples went to several clients"
+    dropped = f", {card['dropped']:,} to none" if card["dropped"] else ""
+    held = f"{sizes['min']:,} to {sizes['max']:,} each, median {sizes['median']:,g}" if count > 1 else "all of them"
+    return [
+        f"{card['num_samples']:,} samples of {classes} classes over {counted(count, 'client')}: {held}.",
+        f"{dealt}{dropped}. A client holds {card['classes_per_client']:.1f} classes on average.",
+        f"Variance of class shares {variance['mean']:.4f} on average, {variance['min']:.4f} to {variance['max']:.4f} "
+        f"(0: all classes equally, {one_class:.4g}: one class only).",
+        f"Distance to the pooled classes {distance['mean']:.3f} on average, {distance['min']:.3f} to "
+        f"{distance['max']:.3f} (0: like the whole, 2: nothing in common).",
+        f"SHA-256 of the assignment {card['sha256'][:16]}.",
+    ]

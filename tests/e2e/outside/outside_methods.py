@@ -1,0 +1,83 @@
+"""Methods from outside the package, found by entry point: FedAvg that waits, hurries or only echoes."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedrpc.methods.base import ClientContext, Loss, Params, Round
+from fedrpc.methods.fedavg import FedAvg, Global, Update, cross_entropy
+
+_PATIENCE_S = 150.0
+
+
+class GateParams(Params):
+    """Where and how long to wait; none of it changes the model."""
+
+    gates: str = ""  # a folder: a gate is shut while its `.shut` file is there
+    delay_s: float = 0.0  # before every answer, at random up to this, by the operating system's entropy
+    batch_s: float = 0.0  # before every batch
+
+
+def pass_gate(folder: str, name: str) -> None:
+    """Leaves a note with this process's id, then waits while the gate is shut."""
+    if not folder:
+        return
+    with (Path(folder) / f"{name}.reached").open("a") as notes:
+        notes.write(f"{os.getpid()}\n")
+    give_up = time.monotonic() + _PATIENCE_S
+    while (Path(folder) / f"{name}.shut").exists():
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"gate {name} stayed shut for {_PATIENCE_S:g} s")
+        time.sleep(0.01)
+
+
+class Gated(FedAvg):
+    """FedAvg whose server stops before each round's question, and whose clients stop before each training."""
+
+    name = "gated"
+    Params = GateParams
+
+    async def round(self, state: Global, rnd: Round) -> Global:
+        await rnd.compute(pass_gate, rnd.params.gates, f"server-{rnd.index}")
+        return await super().round(state, rnd)
+
+    def fit(self, ctx: ClientContext, msg: Global) -> Update:
+        time.sleep(random.SystemRandom().uniform(0.0, ctx.params.delay_s))
+        pass_gate(ctx.params.gates, f"client-{ctx.client}-{ctx.round}")
+        return self.work(ctx, msg)
+
+    def work(self, ctx: ClientContext, msg: Global) -> Update:
+        return super().fit(ctx, msg)
+
+    def objective(self, ctx: ClientContext, msg: Global) -> Loss:
+        def slowly(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            time.sleep(ctx.params.batch_s)
+            return cross_entropy(model, x, y)
+
+        return slowly
+
+
+class Echo(Gated):
+    """Every client sends back what it was sent."""
+
+    name = "echo"
+
+    def work(self, ctx: ClientContext, msg: Global) -> Update:
+        return Update(msg.weights, len(ctx.data.train), torch.zeros(1, dtype=torch.float64))
+
+
+class Nudged(Gated):
+    """Every client moves the weights by a seeded step instead of training: a large model changes in no time."""
+
+    name = "nudged"
+
+    def work(self, ctx: ClientContext, msg: Global) -> Update:
+        step = float(ctx.rng("nudge").uniform(-0.01, 0.01))
+        moved = {name: value + step if value.is_floating_point() else value for name, value in msg.weights.items()}
+        return Update(moved, len(ctx.data.train), torch.zeros(1, dtype=torch.float64))

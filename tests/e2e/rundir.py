@@ -1,0 +1,101 @@
+"""Reads a run directory as a tool would: only by what its files promise."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+LEDGER_KEY = ("round", "phase", "kind", "direction", "client", "attempt", "aborted")
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The lines of a JSONL file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class RunDir:
+    """One run directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """summary.json."""
+        return json.loads((self.path / "summary.json").read_text())
+
+    @property
+    def model_sha256(self) -> str:
+        """What the run came to."""
+        return self.summary["model_sha256"]
+
+    @property
+    def ledger(self) -> list[dict[str, Any]]:
+        """ledger.jsonl."""
+        return rows(self.path / "ledger.jsonl")
+
+    @property
+    def privacy(self) -> list[dict[str, Any]]:
+        """privacy.jsonl."""
+        return rows(self.path / "privacy.jsonl")
+
+    @property
+    def journal(self) -> list[dict[str, Any]]:
+        """The ledger's rows of the round that is being played."""
+        lines = (self.path / "ledger.partial.jsonl").read_text().splitlines(keepends=True)
+        return [row for row in (json.loads(line) for line in lines if line.endswith("\n")) if "client" in row]
+
+    @property
+    def durable_round(self) -> int:
+        """The last round with a checkpoint; -2 before the first."""
+        path = self.path / "checkpoints" / "manifest.json"
+        return json.loads(path.read_text())["round"] if path.exists() else -2
+
+    def spooled(self, round_index: int) -> int:
+        """How many replies of a round wait on disk, whole."""
+        return sum(not path.name.endswith(".part") for path in (self.path / "spool" / str(round_index)).glob("*"))
+
+    def sums(self, **where: Any) -> dict[str, int]:
+        """The bytes of the ledger rows that match."""
+        out = Counter({"tensor_bytes": 0, "message_bytes": 0, "messages": 0})
+        for row in self.ledger:
+            if all(row[name] == value for name, value in where.items()):
+                out.update({name: row[name] for name in out})
+        return dict(out)
+
+    def attempts(self, **where: Any) -> list[int]:
+        """The attempts that the matching ledger rows tell of."""
+        return sorted({row["attempt"] for row in self.ledger if all(row[k] == v for k, v in where.items())})
+
+
+def repeated_ledger_keys(run: RunDir) -> list[tuple[Any, ...]]:
+    """Keys that more than one row of the ledger has."""
+    counts = Counter(tuple(row[name] for name in LEDGER_KEY) for row in run.ledger)
+    return [key for key, count in counts.items() if count > 1]
+
+
+def repeated_releases(run: RunDir) -> list[tuple[Any, ...]]:
+    """Releases that were charged more than once."""
+    names = ("client", "round", "phase", "step", "kind")
+    counts = Counter(tuple(row[name] for name in names) for row in run.privacy)
+    return [key for key, count in counts.items() if count > 1]
+
+
+def broken_links(run: RunDir) -> Iterator[str]:
+    """What is wrong with the hash chains of privacy.jsonl, recomputed from the rows alone."""
+    heads: dict[int, tuple[int, bytes]] = {}
+    for row in run.privacy:
+        count, head = heads.get(row["client"], (0, bytes(32)))
+        body = {name: value for name, value in row.items() if name != "hash"}
+        digest = hashlib.sha256(head + json.dumps(body, separators=(",", ":")).encode()).digest()
+        if row["index"] != count:
+            yield f"client {row['client']}: index {row['index']} where {count} was due"
+        if row["previous"] != head.hex():
+            yield f"client {row['client']}: row {count} does not name its predecessor"
+        if row["hash"] != digest.hex():
+            yield f"client {row['client']}: row {count} has a wrong hash"
+        heads[row["client"]] = (count + 1, digest)

@@ -1,0 +1,203 @@
+"""kill -9 at the worst moments: the run goes on to the same model, asks nobody twice and charges nothing twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.programs import NUM_CLIENTS, NUM_ROUNDS, Farm, Gates, Programs, free_port, settings, wait_for
+from tests.e2e.proxy import Proxy
+from tests.e2e.rundir import RunDir, broken_links, repeated_ledger_keys, repeated_releases, rows
+
+pytestmark = pytest.mark.timeout(300)
+
+WEIGHTS_BYTES = 116_536
+LARGE = 9_326_192  # bytes of mobilenetv2: nine chunks
+
+
+def assert_sound(run: RunDir) -> None:
+    """What holds of every run, however it went."""
+    assert repeated_ledger_keys(run) == []
+    assert repeated_releases(run) == []
+    assert list(broken_links(run)) == []
+    check = run.summary["ledger_check"]
+    assert (check["missing"], check["differing"], check["only_client"]) == (0, 0, 0)
+    finished = [row for row in rows(run.path / "records.jsonl") if row["event"] == "round_finished"]
+    assert [row["round"] for row in finished] == list(range(run.summary["num_rounds"]))
+    assert all(row["num_clients"] == NUM_CLIENTS for row in finished)
+    for direction in ("down", "up"):
+        assert run.summary["bytes"]["total"][direction]["message"] == run.sums(direction=direction)["message_bytes"]
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    """Whether none of them runs any more; one that nobody has waited for yet is gone too."""
+    for process in processes:
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE:
+                return False
+        except psutil.NoSuchProcess:
+            continue
+    return True
+
+
+@pytest.fixture
+def proxies() -> Iterator[list[Proxy]]:
+    started: list[Proxy] = []
+    yield started
+    for proxy in started:
+        proxy.close()
+
+
+def test_a_client_is_killed_in_the_middle_of_an_upload(
+    tmp_path: Path, programs: Programs, farm: Farm, gates: Gates, proxies: list[Proxy]
+) -> None:
+    words = settings(method="nudged", model="mobilenetv2", rounds=2, eval_every=100)
+    undisturbed = programs.run(tmp_path / "undisturbed", *words)
+    out = RunDir(tmp_path / "run")
+    server = programs.server(out.path, *words, *settings(params__gates=str(gates.folder))[-2:])
+    proxy = Proxy(server.address(), hold_after=LARGE // 2)
+    proxies.append(proxy)
+    for client in range(NUM_CLIENTS):
+        farm.start(client, proxy.address if client == 1 else server.address(), tmp_path / "state")
+    assert proxy.held.wait(90), "half of the upload has come"
+    wait_for("some chunks are on disk", lambda: _largest_part(out) > LARGE // 4)
+    farm.kill(1)
+    proxy.pass_on()
+    wait_for("the server gives the broken upload up", lambda: not _largest_part(out))
+    farm.start(1, proxy.address, tmp_path / "state")
+    server.completed()
+
+    undisturbed.completed()
+    assert out.model_sha256 == RunDir(tmp_path / "undisturbed").model_sha256
+    assert_sound(out)
+    assert [len(gates.pids(f"client-{client}-0")) for client in range(NUM_CLIENTS)] == [1, 1, 1], "answers are kept"
+    where = {"client": 1, "round": 0, "phase": "fit", "kind": "weights"}
+    assert out.attempts(**where, direction="up", aborted=True) == [0]
+    assert out.attempts(**where, direction="up", aborted=False) == [1]
+    assert out.attempts(**where, direction="down", aborted=False) == [0, 1]
+    sizes = out.summary["bytes"]
+    assert 0 < sizes["aborted"]["up"]["tensor"] < LARGE
+    assert sizes["redelivered"]["down"]["tensor"] == LARGE
+    whole = out.sums(kind="weights", direction="up", phase="fit", aborted=False)
+    assert whole["tensor_bytes"] == LARGE * NUM_CLIENTS * 2
+    assert "closed" in sizes["kernel_note"]
+
+
+def _deliveries(out: RunDir, client: int, round_index: int) -> int:
+    where = {"client": client, "round": round_index, "phase": "fit", "direction": "down", "kind": "weights"}
+    return sum(row["messages"] for row in out.journal if where.items() <= row.items())
+
+
+def _largest_part(out: RunDir) -> int:
+    return max((path.stat().st_size for path in out.path.glob("spool/0/*.part")), default=0)
+
+
+def test_a_client_is_killed_in_the_middle_of_training(
+    tmp_path: Path, programs: Programs, gates: Gates, finished: RunDir
+) -> None:
+    out = RunDir(tmp_path / "run")
+    gates.shut("client-1-0", "client-2-1")
+    run = programs.run(out.path, *settings(method="gated", params__gates=str(gates.folder)))
+    for name in ("client-1-0", "client-2-1"):
+        os.kill(gates.wait(name), signal.SIGKILL)
+        gates.wait(name, times=2)  # the launcher has started it again
+        gates.open(name)
+    run.completed()
+    assert out.model_sha256 == finished.model_sha256
+    assert_sound(out)
+    assert out.attempts(client=1, round=0, phase="fit", direction="down") == [0, 1]
+    assert out.attempts(client=1, round=0, phase="fit", direction="up") == [0]
+    assert len(list(run.logged("client_restarted"))) == 2
+
+
+def test_the_server_is_killed_between_rounds(
+    tmp_path: Path, programs: Programs, gates: Gates, finished: RunDir
+) -> None:
+    out = RunDir(tmp_path / "run")
+    words = settings(method="gated", params__gates=str(gates.folder))
+    gates.shut("server-1")
+    run = programs.run(out.path, *words)
+    server = gates.wait("server-1")
+    assert out.durable_round == 0
+    everybody = run.descendants()
+    os.kill(server, signal.SIGKILL)
+    assert run.wait() == 128 + signal.SIGKILL
+    wait_for("every process ends", lambda: gone(everybody))
+    assert "Traceback" not in run.err
+
+    gates.open_all()
+    programs.run(out.path, *words).completed()
+    assert out.model_sha256 == finished.model_sha256
+    assert_sound(out)
+    for client in range(NUM_CLIENTS):
+        assert len(gates.pids(f"client-{client}-0")) == 1, "a durable round is not played again"
+    assert out.sums(kind="weights", direction="up")["tensor_bytes"] == WEIGHTS_BYTES * NUM_CLIENTS * NUM_ROUNDS
+
+
+def test_the_server_ends_twice_in_the_middle_of_rounds_and_clients_stay(
+    tmp_path: Path, programs: Programs, farm: Farm, gates: Gates, finished: RunDir
+) -> None:
+    """By hand: killed with two replies spooled, then asked to end; clients wait for it and lose nothing."""
+    out = RunDir(tmp_path / "run")
+    words = settings(method="gated", params__gates=str(gates.folder))
+    listen = f"127.0.0.1:{free_port()}"
+    gates.shut("client-2-1", "client-2-2")
+    server = programs.server(out.path, *words, listen=listen)
+    farm.start_all(NUM_CLIENTS, server.address(), tmp_path / "state")
+    for end, code, round_index in ((signal.SIGKILL, -9, 1), (signal.SIGTERM, 128 + signal.SIGTERM, 2)):
+        gates.wait(f"client-2-{round_index}")
+        wait_for("two replies wait on disk", lambda r=round_index: out.spooled(r) == 2)
+        server.send(end)
+        assert server.wait() == code
+        assert out.durable_round == round_index - 1
+        assert out.spooled(round_index) == 2
+        server = programs.server(out.path, *words, listen=listen)
+        wait_for("client 2 is asked again", lambda r=round_index: _deliveries(out, 2, r) == 2)
+        gates.open(f"client-2-{round_index}")
+    server.completed()
+    assert [farm.wait(client) for client in range(NUM_CLIENTS)] == [0, 0, 0]
+
+    assert out.model_sha256 == finished.model_sha256
+    assert_sound(out)
+    for round_index in (1, 2):
+        for client in range(NUM_CLIENTS):
+            assert len(gates.pids(f"client-{client}-{round_index}")) == 1, "nobody trains twice"
+        for client in (0, 1):  # their replies were on disk: they are not asked again
+            for direction in ("down", "up"):
+                sums = out.sums(client=client, round=round_index, phase="fit", kind="weights", direction=direction)
+                assert sums["tensor_bytes"] == WEIGHTS_BYTES
+        where = {"client": 2, "round": round_index, "phase": "fit", "kind": "weights"}
+        assert out.attempts(**where, direction="down") == [0, 1]
+    assert out.summary["bytes"]["redelivered"]["down"]["tensor"] == 2 * WEIGHTS_BYTES
+    assert "resumed" in out.summary["bytes"]["kernel_note"]
+
+
+def test_a_round_below_quorum_ends_the_server_and_can_be_played_again(
+    tmp_path: Path, programs: Programs, farm: Farm, gates: Gates, finished: RunDir
+) -> None:
+    """Client 2 is late, hears that its task was withdrawn, and is asked the same again before it has stopped."""
+    out = RunDir(tmp_path / "run")
+    words = settings(method="gated", params__gates=str(gates.folder), limits__quorum=1.0)
+    listen = f"127.0.0.1:{free_port()}"
+    gates.shut("client-2-0")
+    server = programs.server(out.path, *words, *settings(limits__deadline_s=2.0)[-2:], listen=listen)
+    farm.start_all(NUM_CLIENTS, server.address(), tmp_path / "state")
+    assert server.wait() == 75
+    assert [line for line in server.err.splitlines() if line.startswith("error: ")] == [
+        "error: round 0, phase fit: 2 of 3 clients answered, the quorum is 3 (client 2: no answer within 2 s); "
+        "run the same command again to go on from here"
+    ]
+    assert "Traceback" not in server.err
+
+    again = programs.server(out.path, *words, listen=listen)
+    wait_for("client 2 is asked again", lambda: _deliveries(out, 2, 0) == 2)
+    gates.open_all()
+    again.completed()
+    assert out.model_sha256 == finished.model_sha256
+    assert_sound(out)
+    assert [len(gates.pids(f"client-{client}-0")) for client in range(NUM_CLIENTS)] == [1, 1, 2]

@@ -1,0 +1,447 @@
+"""A whole federation in memory: real methods, codec, frames, stores and client contexts, and no socket.
+
+`run_in_memory(problem_of("fedavg"), rounds=2)` plays any method, set-up and finalize included. `PollingClients` sits at the
+other end of the server's real mailbox instead, for tests of the server itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedrpc import config as configuration
+from fedrpc.client.answer import Answerer
+from fedrpc.client.store import ClientStore
+from fedrpc.client.transport import Task as Delivered
+from fedrpc.errors import FedrpcError, WireError
+from fedrpc.methods.base import METHODS, SETUP_ROUND, ClientId, Env, Method, Phase, Reply
+from fedrpc.metrics.evaluate import Evaluation, evaluate
+from fedrpc.models.state import load
+from fedrpc.problem import Problem
+from fedrpc.seeds import derive
+from fedrpc.server.mailbox import Mailbox, Question, Task
+from fedrpc.server.roster import Roster, Session
+from fedrpc.server.rounds import Desk, ServerRound, _read, task_id
+from fedrpc.server.spool import Spool
+from fedrpc.server.summary import model_sha256, shapes_of
+from fedrpc.wire.codec import Payload
+from fedrpc.wire.frames import Assembler, chunk_frames, parse, stored_payload
+from fedrpc.wire.ledger import Attempt, Rows, frame_kind, merge, totals
+from fedrpc.wire.message import Tensors
+from fedrpc.wire.tcpinfo import Meter
+from fedrpc.wire.v1 import coordinator_pb2 as pb
+
+CPU = torch.device("cpu")
+RUN_ID = "in-memory"
+_MAX_BYTES = 1 << 30
+SMALL: dict[
+    str, Any
+] = {  # the embedded data, few of them, and a network with BatchNorm: a round takes a fraction of a second
+    "dataset": "fmnist-mini",
+    "partition": "dirichlet:1.0",
+    "clients": 4,
+    "train_size": 60,
+    "seed": 7,
+    "train": {"epochs": 1, "batch_size": 8, "lr": 0.05},
+}
+
+Build = Callable[[], nn.Module]
+
+
+def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a coroutine test on a loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+# Problems
+
+
+@contextlib.contextmanager
+def registered(*methods: type[Method[Any]]) -> Iterator[None]:
+    """Files methods for a while, as a package of theirs would."""
+    kept = dict(METHODS._items)
+    try:
+        for cls in methods:
+            METHODS.register(cls.name)(cls)
+        yield
+    finally:
+        METHODS._items = kept
+
+
+class SmallProblem(Problem):
+    """A problem whose network may be any module, registered or not."""
+
+    def __init__(self, config: configuration.RunConfig, build: Build | None = None) -> None:
+        self._build = build
+        super().__init__(config)
+
+    def network(self) -> nn.Module:
+        """As the product makes it: always with the same initial weights."""
+        if self._build is None:
+            return super().network()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(derive(self.config.seed, "init").integers(2**63 - 1)))
+            return self.method.network(self._build)
+
+
+def problem_of(method: str | type[Method[Any]], *, build: Build | None = None, **values: Any) -> SmallProblem:
+    """A small problem for a method, registered or not.
+
+    Args:
+        build: Makes the network; without it, the data set's default one.
+        values: Options that differ from SMALL, tables merged.
+    """
+    cls = METHODS[method] if isinstance(method, str) else method
+    with registered(cls):
+        merged = configuration.merged({"method": cls.name}, SMALL, values)
+        return SmallProblem(configuration.build(merged), build)
+
+
+def mlp(width: int = 12) -> nn.Module:
+    """A network without BatchNorm or dropout, for what must hold exactly."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, width), nn.Tanh(), nn.Linear(width, 10))
+
+
+# Both ends of the wire
+
+
+def frames_of(envelope: pb.Envelope, payload: Payload) -> list[bytes]:
+    """A message as it crosses the wire."""
+    return [pb.Frame(envelope=envelope).SerializeToString(), *(data for _, _, data in chunk_frames(payload))]
+
+
+def received(frames: Sequence[bytes], attempt: Attempt, path: Path | None = None) -> Delivered:
+    """Puts a message together again, in memory or in a file, and books its frames."""
+    first, *rest = [parse(pb.Frame, data) for data in frames]
+    with path.open("wb") if path else contextlib.nullcontext() as file:
+        assembler = Assembler(first.envelope, _MAX_BYTES, file)
+        for frame in rest:
+            assembler.add(frame.chunk)
+        buffers = assembler.finish()
+    for frame, data in zip([first, *rest], frames, strict=True):
+        kind, size = frame_kind(frame, first.envelope)
+        attempt.add(kind, len(data), size)
+    return Delivered(first.envelope, buffers)
+
+
+class InMemoryClients:
+    """Every client of a problem with its own store, answering as the real ones do.
+
+    Args:
+        folder: Where the stores are; the same folder again is the same clients after a restart.
+    """
+
+    def __init__(self, problem: Problem, folder: Path) -> None:
+        self._problem, self._folder = problem, folder
+        self._open: dict[ClientId, tuple[ClientStore, Answerer]] = {}
+        self.rows: Rows = {}
+        self.asked: list[tuple[int, str, int, ClientId]] = []  # (round, phase, step, client)
+
+    def store(self, client: ClientId) -> ClientStore:
+        """A client's store."""
+        return self._client(client)[0]
+
+    def _client(self, client: ClientId) -> tuple[ClientStore, Answerer]:
+        if client not in self._open:
+            store = ClientStore(self._folder / str(client))
+            answerer = Answerer(self._problem, client, store, CPU, Meter(0, local=False))
+            self._open[client] = store, answerer
+        return self._open[client]
+
+    def exchange(self, task: Task, into: Path) -> Path:
+        """Delivers a task, lets the client answer, and leaves the result in a file, every byte booked."""
+        payload = task.question.payload
+        question = pb.Envelope(
+            task_id=task.task_id,
+            round=task.round,
+            phase=task.phase,
+            step=task.step,
+            attempt=task.attempt,
+            parts=payload.parts,
+            digest=payload.digest,
+        )
+        self.asked.append((task.round, task.phase, task.step, task.client))
+        down = Attempt(task.round, task.phase, "down", task.client, task.attempt)
+        delivered = received(frames_of(question, payload), down)
+        merge(self.rows, down.closed())
+        envelope, answer = stored_payload(self._client(task.client)[1].answer(delivered))
+        up = Attempt(task.round, task.phase, "up", task.client)
+        received(frames_of(envelope, answer), up, into)
+        merge(self.rows, up.closed())
+        return into
+
+    def fold(self, durable_round: int) -> None:
+        """Tells every client that a round is durable."""
+        for store, _ in self._open.values():
+            store.fold(durable_round)
+
+    def close(self) -> None:
+        """Closes the stores."""
+        for store, _ in self._open.values():
+            store.close()
+        self._open.clear()
+
+
+# A round without a mailbox
+
+
+Absent = Callable[[int, str, int, ClientId], bool]  # (round, phase, step, client) -> whether it does not answer
+
+
+class InMemoryRound(ServerRound):
+    """Implements `methods.base.Round`: asks the clients directly, one after the other, in cohort order."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        clients: InMemoryClients,
+        index: int,
+        cohort: Sequence[ClientId],
+        quorum: float,
+        absent: Absent,
+    ) -> None:
+        super().__init__(desk, index, cohort, quorum)
+        self._clients, self._absent = clients, absent
+
+    async def ask(
+        self, phase: Phase[Any, Any], message: Any | Mapping[ClientId, Any], *, step: int = 0
+    ) -> AsyncIterator[Reply[Any]]:
+        """As the server's, without a wait."""
+        asked = dict(message) if isinstance(message, Mapping) else dict.fromkeys(self.cohort, message)
+        missing: dict[ClientId, str] = {}
+        tasks = await self._tasks(phase, asked, step)
+        for task in tasks:
+            try:
+                if self._absent(self.index, phase.name, step, task.client):
+                    raise WireError("not connected")
+                path = self._desk.spool.incoming(self.index, task.task_id)
+                body = _read(self._clients.exchange(task, path), phase, asked[task.client])
+            except FedrpcError as error:
+                missing[task.client] = str(error)
+                continue
+            yield Reply(task.client, body)
+        self.missing = missing
+        self._check_quorum(phase, len(tasks), missing)
+
+
+@dataclass
+class Played:
+    """What an in-memory run came to."""
+
+    problem: Problem
+    states: list[Any]  # after set-up, after each round, and after finalize when there is one
+    rows: Rows
+    asked: list[tuple[int, str, int, ClientId]]
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def state(self) -> Any:
+        """The last state."""
+        return self.states[-1]
+
+    @property
+    def weights(self) -> Tensors:
+        """The final model."""
+        return self.problem.method.model(self.state)
+
+    @property
+    def sha256(self) -> str:
+        """The final model's hash."""
+        return model_sha256(self.weights)
+
+    def measured(self) -> dict[str, dict[str, int]]:
+        """Tensor bytes by direction and kind, without zeros."""
+        method = totals(self.rows.items())["method"]
+        return {
+            side: {kind: sums["tensor"] for kind, sums in method[side]["by_kind"].items() if sums["tensor"]}
+            for side in ("down", "up")
+        }
+
+    def predicted(self, cohorts: Sequence[Sequence[ClientId]]) -> dict[str, dict[str, int]]:
+        """The method's formula, in the same form."""
+        cost = self.problem.method.cost(shapes_of(self.problem, self.weights, cohorts))
+        return {
+            side: {kind.label: size for kind, size in sorted(sizes.items()) if size}
+            for side, sizes in (("down", cost.down), ("up", cost.up))
+        }
+
+    def evaluate(self) -> Evaluation:
+        """The final model on the external test set."""
+        model = self.problem.network()
+        load(model, self.weights)
+        return evaluate(model, self.problem.external_test().batches(256), num_classes=self.problem.dataset.num_classes)
+
+
+class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]):
+    """One run's server half and all its clients.
+
+    Args:
+        folder: Keeps the clients' stores; None for a folder that goes with the federation.
+        absent: Who does not answer what.
+    """
+
+    def __init__(
+        self, problem: Problem, folder: Path | None = None, *, absent: Absent = lambda *_: False, quorum: float = 0.5
+    ) -> None:
+        self.problem, self._absent, self._quorum = problem, absent, quorum
+        self._temporary = tempfile.TemporaryDirectory() if folder is None else None
+        folder = Path(self._temporary.name) if self._temporary else folder
+        assert folder is not None
+        self.clients = InMemoryClients(problem, folder / "clients")
+        self._executor = ThreadPoolExecutor(1)
+        roster = Roster(problem.config.clients, 1.0)
+        mailbox = Mailbox(roster, problem.config.limits, 0)
+        # A spool that nobody looks into: a round that is played again asks the clients again.
+        self._spools = tempfile.TemporaryDirectory()
+        spool = Spool(Path(self._spools.name))
+        self.desk = Desk(problem, RUN_ID, mailbox, spool, self._executor, CPU, lambda *_: None)
+
+    def __exit__(self, *_: object) -> None:
+        self.clients.close()
+        self._executor.shutdown()
+        self._spools.cleanup()
+        if self._temporary:
+            self._temporary.cleanup()
+
+    def cohort(self, index: int) -> list[ClientId]:
+        """Who is asked in a round, as the coordinator draws it."""
+        config = self.problem.config
+        chosen = derive(config.seed, "cohort", index).choice(config.clients, config.cohort_size, replace=False)
+        return sorted(int(client) for client in chosen)
+
+    def everybody(self) -> list[ClientId]:
+        """The cohort of set-up and finalize."""
+        return list(range(self.problem.config.clients))
+
+    def round(self, index: int, cohort: Sequence[ClientId] | None = None) -> InMemoryRound:
+        """One round."""
+        cohort = self.cohort(index) if cohort is None else cohort
+        return InMemoryRound(self.desk, self.clients, index, cohort, self._quorum, self._absent)
+
+    def init(self) -> Any:
+        """The state before the first round."""
+        config, dataset = self.problem.config, self.problem.dataset
+        env = Env(
+            model=self.problem.network,
+            params=self.problem.params,
+            num_clients=config.clients,
+            num_classes=dataset.num_classes,
+            shape=dataset.shape,
+            rng=lambda purpose: derive(config.seed, purpose, "server", SETUP_ROUND),
+        )
+        return self.problem.method.init(env)
+
+    async def play(self, rounds: int, between: Callable[[Any], Any] = lambda state: state) -> Played:
+        """Set-up, rounds and finalize.
+
+        Args:
+            between: What happens to a state when it is checkpointed; the run goes on with what it returns.
+        """
+        method = self.problem.method
+        played = Played(self.problem, [], self.clients.rows, self.clients.asked)
+        state = self.init()
+        if type(method).overrides("setup"):
+            state = await method.setup(state, self.round(SETUP_ROUND, self.everybody()))
+        played.states.append(state := between(state))
+        for index in range(rounds):
+            rnd = self.round(index)
+            played.states.append(state := between(await method.round(state, rnd)))
+            played.records.append(rnd.recorded)
+            self.clients.fold(index)
+        if type(method).overrides("finalize"):
+            played.states.append(await method.finalize(state, self.round(rounds, self.everybody())))
+        return played
+
+
+def run_in_memory(
+    problem: Problem,
+    rounds: int = 2,
+    *,
+    folder: Path | None = None,
+    absent: Absent = lambda *_: False,
+    quorum: float = 0.5,
+    between: Callable[[Any], Any] = lambda state: state,
+) -> Played:
+    """Plays a whole run of any method and returns what it came to."""
+    with InMemoryFederation(problem, folder, absent=absent, quorum=quorum) as federation:
+        return asyncio.run(federation.play(rounds, between))
+
+
+# Clients behind the server's real mailbox
+
+
+class PollingClients:
+    """Keeps one poll parked for each client and answers what comes through `InMemoryClients`.
+
+    Args:
+        before: Awaited before a client answers a task, so that a test decides who is first, last or never.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        mailbox: Mailbox,
+        spool: Spool,
+        clients: InMemoryClients,
+        before: Callable[[Task], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        self._roster, self._mailbox, self._spool, self._clients = roster, mailbox, spool, clients
+        self._before = before
+        self._running: list[asyncio.Task[None]] = []
+
+    def join(self, client: ClientId, instance: str = "") -> Session:
+        """A new session whose polls are answered from now on."""
+        session, old = self._roster.join(client, instance or f"instance-{client}")
+        if old:
+            self._mailbox.session_replaced(old)
+        self._running.append(asyncio.get_running_loop().create_task(self._serve(session)))
+        return session
+
+    async def _serve(self, session: Session) -> None:
+        while True:
+            got = await self._mailbox.next(session)
+            if isinstance(got, Task):
+                self._mailbox.delivered(got)
+                self._running.append(asyncio.get_running_loop().create_task(self._answer(got)))
+            elif isinstance(got, pb.Idle) and got.finished:
+                return
+
+    async def _answer(self, task: Task) -> None:
+        if self._before:
+            await self._before(task)
+        incoming = self._spool.incoming(task.round, task.task_id)
+        try:
+            self._clients.exchange(task, incoming)
+        except Exception as error:
+            self._mailbox.failed(task, f"{type(error).__name__}: {error}")
+            return
+        if not task.done:
+            self._mailbox.answered(task, self._spool.keep(incoming, task.round, task.task_id))
+
+    async def close(self) -> None:
+        """Ends all polls."""
+        for running in self._running:
+            running.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+
+def task_of(client: ClientId, message: Any, *, round_index: int = 0, phase: str = "fit", step: int = 0) -> Task:
+    """A task of its own, as `ask` makes it."""
+    name = task_id(RUN_ID, round_index, phase, step, client)
+    outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    return Task(name, client, round_index, phase, step, Question(message), outcome)

@@ -1,0 +1,34 @@
+"""A clock that only tests move."""
+
+from __future__ import annotations
+
+import time
+from types import ModuleType
+
+import pytest
+
+from fedrpc.server import mailbox, roster
+
+
+class Clock(ModuleType):
+    """Stands in for the module `time` of the roster and the mailbox."""
+
+    def __init__(self) -> None:
+        super().__init__("time")
+        self._now = time.monotonic()
+
+    @classmethod
+    def installed(cls, monkeypatch: pytest.MonkeyPatch) -> Clock:
+        """A clock that the server's time limits go by."""
+        clock = cls()
+        for module in (mailbox, roster):
+            monkeypatch.setattr(module, "time", clock)
+        return clock
+
+    def monotonic(self) -> float:
+        """Now."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Lets time pass."""
+        self._now += seconds

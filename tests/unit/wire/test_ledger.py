@@ -1,0 +1,310 @@
+"""The ledger of bytes: booked once, whatever crashes, and summed the way summary.json says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedrpc.wire import ledger
+from fedrpc.wire.codec import encode
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.ledger import (
+    Attempt,
+    Key,
+    LedgerFile,
+    Rows,
+    Sums,
+    compare,
+    frame_kind,
+    from_json,
+    merge,
+    to_json,
+    totals,
+)
+from fedrpc.wire.v1 import coordinator_pb2 as pb
+from tests.unit.wire.messages import Everything, One, envelope_of, everything, frames_of, message_of
+
+KEYS = st.builds(
+    Key,
+    st.integers(-1, 5),
+    st.sampled_from(["fit", "evaluate", "session", "Ä \N{SNOWMAN}\n"]),
+    st.sampled_from([kind.label for kind in Kind]),
+    st.sampled_from(["down", "up"]),
+    st.integers(0, 3),
+    st.integers(0, 2),
+    st.booleans(),
+)
+ROWS = st.dictionaries(KEYS, st.builds(Sums, *[st.integers(0, 2**40)] * 3), min_size=1, max_size=4)
+
+
+def row(round_index: int = 0, size: int = 1, **values: object) -> Rows:
+    key = replace(Key(round_index, "fit", "weights", "down", 0, 0), **values)
+    return {key: Sums(size, size + 10, 1)}
+
+
+def added(*many: Rows) -> Rows:
+    out: Rows = {}
+    for rows in many:
+        merge(out, rows)
+    return out
+
+
+@given(KEYS, st.builds(Sums, *[st.integers(0, 2**60)] * 3))
+def test_a_row_survives_its_line(key, sums):
+    line = to_json(key, sums)
+    assert "\n" not in line
+    assert from_json(line) == (key, sums)
+
+
+def test_an_attempt_books_each_message_with_its_prefix():
+    attempt = Attempt(3, "fit", "up", 7, 1)
+    attempt.add(Kind.WEIGHTS, 100, 90)
+    attempt.add(Kind.WEIGHTS, 10, 4)
+    attempt.add(Kind.ENVELOPE, 50)
+    assert attempt.closed() == {
+        Key(3, "fit", "weights", "up", 7, 1): Sums(94, 120, 2),
+        Key(3, "fit", "envelope", "up", 7, 1): Sums(0, 55, 1),
+    }
+    assert {key.aborted for key in attempt.closed(aborted=True)} == {True}
+
+
+def test_every_frame_of_a_message_is_booked_under_the_kind_of_its_part():
+    frames = [pb.Frame.FromString(data) for data in frames_of(everything())]
+    envelope = frames[0].envelope
+    found: dict[Kind, int] = {}
+    for frame in frames:
+        kind, size = frame_kind(frame, envelope)
+        found[kind] = found.get(kind, 0) + size
+    wanted: dict[Kind, int] = {Kind.ENVELOPE: 0}
+    for part in encode(everything()).parts:
+        wanted[Kind(part.kind)] = wanted.get(Kind(part.kind), 0) + part.size
+    assert {kind: size for kind, size in found.items() if size} == {kind: size for kind, size in wanted.items() if size}
+    assert message_of(Everything, frames_of(everything())).count == everything().count
+
+
+def test_a_frame_that_makes_no_sense_is_booked_as_envelope():
+    envelope = envelope_of(encode(One(torch.zeros(2))))
+    assert frame_kind(pb.Frame(chunk={"part": 5, "data": b"abc"}), envelope) == (Kind.ENVELOPE, 0)
+    assert frame_kind(pb.Frame(chunk={"part": 0, "data": b"abc"}), None) == (Kind.ENVELOPE, 0)
+    envelope.parts[0].kind = 77
+    assert frame_kind(pb.Frame(chunk={"part": 0, "data": b"abc"}), envelope) == (Kind.ENVELOPE, 0)
+    assert frame_kind(pb.Frame(idle={}), envelope) == (Kind.ENVELOPE, 0)
+
+
+# On disk
+
+
+def reopened(folder: Path) -> Rows:
+    book = LedgerFile(folder)
+    try:
+        return book.all_rows()
+    finally:
+        book.close()
+
+
+@given(st.lists(st.one_of(ROWS, st.just("end"), st.just("reopen")), max_size=12))
+def test_whatever_the_order_every_row_counts_once(tmp_path_factory, steps):
+    folder = tmp_path_factory.mktemp("ledger")
+    book, wanted = LedgerFile(folder), {}
+    for step in steps:
+        if step == "end":
+            book.end_round()
+        elif step == "reopen":
+            book.close()
+            book = LedgerFile(folder)
+        else:
+            book.book(step)
+            merge(wanted, step)
+        assert book.all_rows() == wanted
+        for direction, size in book.message_bytes.items():
+            assert size == sum(sums.message_bytes for key, sums in wanted.items() if key.direction == direction)
+    book.end_round()
+    book.close()
+    lines = book.path.read_text().splitlines()
+    assert dict(from_json(line) for line in lines) == wanted
+    assert len(lines) == len(wanted), "one line a key"
+
+
+def at_every_write(monkeypatch: pytest.MonkeyPatch, folder: Path, copies: Path, act: Callable[[], None]) -> list[Path]:
+    """Does something, and keeps the folder as a crash would leave it before and after each step that reaches disk."""
+    kept: list[Path] = []
+
+    def snapshot() -> None:
+        kept.append(copies / str(len(kept)))
+        shutil.copytree(folder, kept[-1])
+
+    def spied(function: Callable[..., object]) -> Callable[..., object]:
+        def spy(*args: object, **kwargs: object) -> object:
+            snapshot()
+            result = function(*args, **kwargs)
+            snapshot()
+            return result
+
+        return spy
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", spied(os.fsync))
+        patch.setattr(os, "truncate", spied(os.truncate))
+        patch.setattr(Path, "replace", spied(Path.replace))
+        act()
+    snapshot()
+    return kept
+
+
+def test_a_crash_at_any_moment_of_ending_a_round_neither_loses_nor_doubles_a_row(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    book = LedgerFile(folder)
+    book.book(added(row(0), row(0, client=1)))
+    book.end_round()
+    book.book(added(row(1, 5), row(1, 6, client=1), row(0, 7, phase="session")))
+    book.book(row(1, 8))
+    wanted = book.all_rows()
+    kept = at_every_write(monkeypatch, folder, tmp_path / "copies", book.end_round)
+    book.close()
+    assert len(kept) > 4
+    for copy in kept:
+        torn = copy.with_name(copy.name + "-torn")
+        shutil.copytree(copy, torn)
+        assert reopened(copy) == wanted
+        if not (torn / "ledger.jsonl").exists():
+            continue
+        before = json.loads((torn / "ledger.partial.jsonl").read_text().splitlines()[0])["ledger_bytes"]
+        data = (torn / "ledger.jsonl").read_bytes()
+        if len(data) > before:  # the write was under way: any length of it may have reached the disk
+            for length in range(before, len(data), 7):
+                again = torn.with_name(f"{torn.name}-{length}")
+                shutil.copytree(torn, again)
+                (again / "ledger.jsonl").write_bytes(data[:length])
+                assert reopened(again) == wanted, length
+
+
+def test_a_crash_between_rounds_keeps_what_was_booked_since(tmp_path):
+    book = LedgerFile(tmp_path)
+    book.book(row(0))
+    book.end_round()
+    book.book(row(0, phase="session"))
+    book.book(row(1))
+    wanted = book.all_rows()
+    copy = shutil.copytree(tmp_path, tmp_path.with_name("crashed"))
+    book.close()
+    assert reopened(copy) == wanted == added(row(0), row(0, phase="session"), row(1))
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20])
+def test_a_torn_last_line_of_the_journal_is_left_out(tmp_path, cut):
+    book = LedgerFile(tmp_path)
+    book.book(row(0))
+    book.book(row(1))
+    book.close()
+    journal = tmp_path / "ledger.partial.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-cut])
+    assert reopened(tmp_path) == row(0)
+    again = LedgerFile(tmp_path)
+    again.book(row(2))
+    assert again.all_rows() == added(row(0), row(2)), "a new line must not join the torn one"
+    again.close()
+
+
+def test_many_steps_of_a_phase_are_one_row(tmp_path):
+    book = LedgerFile(tmp_path)
+    for _ in range(50):
+        book.book(row(0, 3))
+    book.end_round()
+    book.close()
+    assert [from_json(line) for line in book.path.read_text().splitlines()] == [
+        (Key(0, "fit", "weights", "down", 0, 0), Sums(150, 650, 50))
+    ]
+
+
+def test_a_finished_ledger_leaves_no_journal(tmp_path):
+    book = LedgerFile(tmp_path)
+    book.book(row(0))
+    book.end_round()
+    book.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["ledger.jsonl"]
+
+
+def test_the_rows_of_a_file_leave_a_torn_last_line_out(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    path.write_text(to_json(*next(iter(row(0).items()))) + "\n" + '{"round": 1')
+    assert dict(ledger.read(path)) == row(0)
+    assert list(ledger.read(tmp_path / "none")) == []
+
+
+# Sums
+
+
+def test_totals_are_what_the_summary_says():
+    rows = added(
+        row(0, 100),
+        row(0, 50, direction="up", kind="scalars"),
+        row(0, 7, attempt=1),
+        row(0, 30, aborted=True),
+        row(0, 1000, phase="evaluate"),
+        row(0, 10_000, phase="session", kind="envelope"),
+    )
+    got = totals(rows.items())
+    assert got["total"]["down"] == {"tensor": 11_137, "message": 11_187}
+    assert got["total"]["up"] == {"tensor": 50, "message": 60}
+    assert got["method"]["down"] == {
+        "tensor": 107,
+        "message": 127,
+        "by_kind": {"weights": {"tensor": 107, "message": 127}},
+    }
+    assert got["method"]["up"]["by_kind"] == {"scalars": {"tensor": 50, "message": 60}}
+    assert got["aborted"]["down"] == {"tensor": 30, "message": 40}
+    assert got["redelivered"]["down"] == {"tensor": 7, "message": 17}
+    assert got["redelivered"]["up"] == {"tensor": 0, "message": 0}
+
+
+def test_the_totals_of_nothing_are_zero():
+    got = totals([])
+    assert got["total"] == {side: {"tensor": 0, "message": 0} for side in ("down", "up")}
+    assert got["method"]["up"]["by_kind"] == {}
+
+
+@given(st.lists(ROWS, max_size=4))
+def test_the_total_is_the_sum_of_all_rows(many):
+    rows = added(*many)
+    got = totals(rows.items())
+    for side in ("down", "up"):
+        mine = [sums for key, sums in rows.items() if key.direction == side]
+        assert got["total"][side]["tensor"] == sum(sums.tensor_bytes for sums in mine)
+        by_kind = got["method"][side]["by_kind"].values()
+        assert got["method"][side]["message"] == sum(part["message"] for part in by_kind)
+
+
+def test_two_ledgers_are_held_against_each_other_on_whole_attempts_only():
+    server = added(
+        row(0, 1, client=2),
+        row(0, 2, client=2, kind="scalars"),
+        row(0, 3, client=2, attempt=1),
+        row(0, 4, client=2, aborted=True),
+        row(0, 5, client=2, phase="session"),
+        row(0, 6, client=1),
+    )
+    client = added(
+        row(0, 1, client=2),
+        row(0, 9, client=2, kind="scalars"),
+        row(0, 8, client=2, aborted=True, attempt=3),
+        row(0, 77, client=2, phase="session"),
+        row(1, 1, client=2),
+    )
+    assert compare(server, client, 2) == {"compared": 2, "differing": 1, "only_server": 1, "only_client": 1}
+    assert compare(server, {}, 0) == {"compared": 0, "differing": 0, "only_server": 0, "only_client": 0}
+
+
+def test_one_message_more_is_a_difference():
+    key, sums = next(iter(row(0).items()))
+    more = Sums(sums.tensor_bytes, sums.message_bytes, sums.messages + 1)
+    assert compare({key: sums}, {key: more}, 0)["differing"] == 1
