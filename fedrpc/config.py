@@ -139,6 +139,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"no configuration at {path}; check the path, or see `fedrpc list recipes`") from None
+    except OSError as error:
+        raise ConfigError(f"can not read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,8 @@ def _fork(work: Callable[[], int]) -> int:
         os.setpgid(0, 0)
         die_with_parent(parent)
         code = work()
+    except BaseException:
+        traceback.print_exc()  # a fault of ours: os._exit would hide it
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -120,7 +123,6 @@ class Launcher:
         os.close(reader)
         for other in sockets:
             other.close()
-        self._run.out.mkdir(parents=True, exist_ok=True)
         events = os.fdopen(writer, "w", buffering=1)
 
         def progress(name: str, values: dict[str, Any]) -> None:

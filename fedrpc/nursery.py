@@ -13,6 +13,7 @@ import selectors
 import signal
 import socket
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,8 @@ class Nursery:
             die_with_parent(parent)
             self._control.close()
             code = client_process(client, options)
+        except BaseException:
+            traceback.print_exc()  # a fault of ours: os._exit would hide it
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

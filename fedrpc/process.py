@@ -60,7 +60,8 @@ def exit_code_of(work: Callable[[], Any]) -> int:
         work()
         return 0
     except FedrpcError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        if str(error):  # or else another process has said it already
+            print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except Stopped as stopped:
         return stopped.exit_code

@@ -1,7 +1,7 @@
 """A whole federation in memory: real methods, codec, frames, stores and client contexts, and no socket.
 
-`run_in_memory(problem_of("fedavg"), rounds=2)` plays any method, set-up and finalize included. `PollingClients` sits at the
-other end of the server's real mailbox instead, for tests of the server itself.
+`run_in_memory(problem_of("fedavg"), rounds=2)` plays any method, set-up and finalize included. `PollingClients` sits at
+the other end of the server's real mailbox instead, for tests of the server itself.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ from fedrpc.wire.v1 import coordinator_pb2 as pb
 CPU = torch.device("cpu")
 RUN_ID = "in-memory"
 _MAX_BYTES = 1 << 30
-SMALL: dict[
-    str, Any
-] = {  # the embedded data, few of them, and a network with BatchNorm: a round takes a fraction of a second
+# Few of the embedded data, and a network with BatchNorm: a round takes a fraction of a second.
+SMALL: dict[str, Any] = {
     "dataset": "fmnist-mini",
     "partition": "dirichlet:1.0",
     "clients": 4,
@@ -144,12 +143,13 @@ class InMemoryClients:
 
     Args:
         folder: Where the stores are; the same folder again is the same clients after a restart.
+        on_booked: Told of every row that both ledgers get.
     """
 
-    def __init__(self, problem: Problem, folder: Path) -> None:
-        self._problem, self._folder = problem, folder
+    def __init__(self, problem: Problem, folder: Path, on_booked: Callable[[Rows], None] = lambda _: None) -> None:
+        self._problem, self._folder, self.on_booked = problem, folder, on_booked
         self._open: dict[ClientId, tuple[ClientStore, Answerer]] = {}
-        self.rows: Rows = {}
+        self.rows: Rows = {}  # the server's ledger
         self.asked: list[tuple[int, str, int, ClientId]] = []  # (round, phase, step, client)
 
     def store(self, client: ClientId) -> ClientStore:
@@ -178,12 +178,17 @@ class InMemoryClients:
         self.asked.append((task.round, task.phase, task.step, task.client))
         down = Attempt(task.round, task.phase, "down", task.client, task.attempt)
         delivered = received(frames_of(question, payload), down)
-        merge(self.rows, down.closed())
+        self._book(task.client, down.closed())
         envelope, answer = stored_payload(self._client(task.client)[1].answer(delivered))
-        up = Attempt(task.round, task.phase, "up", task.client)
+        up = Attempt(task.round, task.phase, "up", task.client, self.store(task.client).next_attempt(task.task_id))
         received(frames_of(envelope, answer), up, into)
-        merge(self.rows, up.closed())
+        self._book(task.client, up.closed())
         return into
+
+    def _book(self, client: ClientId, rows: Rows) -> None:
+        merge(self.rows, rows)
+        self.store(client).book(rows)
+        self.on_booked(rows)
 
     def fold(self, durable_round: int) -> None:
         """Tells every client that a round is durable."""
@@ -416,7 +421,7 @@ class PollingClients:
         while True:
             got = await self._mailbox.next(session)
             if isinstance(got, Task):
-                self._mailbox.delivered(got)
+                self._mailbox.delivered(got, got.attempt)
                 self._running.append(asyncio.get_running_loop().create_task(self._answer(got)))
             elif isinstance(got, pb.Idle) and got.finished:
                 return

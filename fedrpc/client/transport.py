@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from fedrpc.endpoint import check_address, check_pem, is_loopback, read_pem
 from fedrpc.errors import ConfigError, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.wire.frames import Assembler, chunk_frames, parse, stored_payload
 from fedrpc.wire.kinds import Kind
@@ -18,7 +19,6 @@ from fedrpc.wire.tcpinfo import Meter
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 _SERVICE = "/fedrpc.wire.v1.Coordinator/"
-_LOOPBACK = ("localhost", "127.", "[::1]", "unix:")
 _REFUSALS = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.OUT_OF_RANGE,
@@ -61,13 +61,13 @@ class Tls:
 
 def credentials(address: str, tls: Tls | None, insecure: bool) -> grpc.ChannelCredentials | None:
     """TLS credentials, or None for plaintext, which anything but loopback must ask for by name."""
+    check_address(address, "--server")
     if tls is not None:
-        try:
-            cert, key = (path.read_bytes() if path else None for path in (tls.cert, tls.key))
-            return grpc.ssl_channel_credentials(tls.ca.read_bytes(), key, cert)
-        except OSError as error:
-            raise ConfigError(f"can not read the certificate {error.filename}: {error.strerror}") from None
-    if not insecure and not address.startswith(_LOOPBACK):
+        ca = read_pem(tls.ca)
+        cert, key = (read_pem(path) if path else None for path in (tls.cert, tls.key))
+        check_pem(tls.ca, tls.cert, tls.key)
+        return grpc.ssl_channel_credentials(ca, key, cert)
+    if not insecure and not is_loopback(address):
         raise ConfigError(f"{address} is not loopback: give --tls-ca CA.pem, or --insecure to send in the clear")
     return None
 
@@ -90,8 +90,7 @@ class Transport:
         self._channel = (
             grpc.aio.secure_channel(address, creds, OPTIONS) if creds else grpc.aio.insecure_channel(address, OPTIONS)
         )
-        port = address.rpartition(":")[2]
-        self.meter = Meter(int(port) if port.isdigit() else 0, local=False)
+        self.meter = Meter(int(address.rpartition(":")[2]), local=False)
         # Bytes pass through these calls as they are: a result is serialised once and sent as often as needed.
         self._join: Any = self._channel.unary_unary(_SERVICE + "Join")
         self._poll: Any = self._channel.unary_stream(_SERVICE + "Poll")

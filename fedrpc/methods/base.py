@@ -5,6 +5,7 @@ A method is one file. `fedavg.py` is the smallest whole example; README.md in th
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -86,7 +87,8 @@ class Round(Protocol):
     ) -> AsyncIterator[Reply[Up]]:
         """Asks the whole cohort (or the clients of a mapping) and yields the answers in cohort order.
 
-        Raises QuorumError when too few answered in time. The message must not change until the last answer came.
+        Raises QuorumError when too few answered in time. The message must not change until the last answer came. One
+        phase can be asked many times in a round, each time with a `step` of its own.
         """
         ...
 
@@ -202,7 +204,8 @@ class Shapes:
         weights_bytes: The network's payload, 4 bytes a float and 8 a BatchNorm counter.
         cohorts: Who was asked in each round.
         num_examples: Training examples of every client.
-        sample_floats: Values of one input.
+        class_counts: The same by class.
+        shape: Of one input.
     """
 
     weights_bytes: int
@@ -210,10 +213,16 @@ class Shapes:
     num_examples: Sequence[int]
     num_clients: int
     num_classes: int
-    sample_floats: int
+    class_counts: Sequence[Sequence[int]]
+    shape: tuple[int, ...]
     epochs: int
     params: Any
     model: Callable[[], nn.Module]
+
+    @property
+    def sample_floats(self) -> int:
+        """Values of one input."""
+        return math.prod(self.shape)
 
     @property
     def num_asked(self) -> int:

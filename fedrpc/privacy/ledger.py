@@ -14,6 +14,7 @@ from fedrpc.wire.kinds import NOT_DATA_DERIVED, Kind
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 GENESIS = b"\0" * 32
+_KINDS = frozenset(kind.label for kind in Kind)
 UNCOVERED = "no guarantee: released without noise"
 
 
@@ -95,6 +96,7 @@ class PrivacyFile:
             How many rows of this client are here now.
         """
         count, digest = self.head(client)
+        lines = []  # written only when all are right: a row must never be filed twice
         for index, row in enumerate(rows, start=first):
             if index < count:
                 continue
@@ -102,8 +104,9 @@ class PrivacyFile:
             if index != count or values["previous"] != digest.hex():
                 raise WireError(f"client {client}'s privacy row {index} does not continue the chain at row {count}")
             digest = chained(digest, row)
-            self._file.write(json.dumps(values | {"hash": digest.hex()}, separators=(",", ":")) + "\n")
+            lines.append(json.dumps(values | {"hash": digest.hex()}, separators=(",", ":")) + "\n")
             count += 1
+        self._file.writelines(lines)
         self._file.flush()
         self._heads[client] = (count, digest)
         return count
@@ -118,8 +121,10 @@ def _parsed(row: str, client: int) -> dict[str, Any]:
         values = json.loads(row)
         if not isinstance(values, dict) or values["client"] != client or "previous" not in values:
             raise ValueError("it is not this client's")
+        if values["kind"] not in _KINDS or not isinstance(values["covers"], str):
+            raise ValueError("it does not say what was released, or what covers it")
         return values
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise WireError(f"client {client} sent a privacy row that can not be read: {error}") from None
 
 

@@ -1,4 +1,4 @@
-"""Lists what can be chosen: methods, data sets, models, partitions, recipes; and gets data sets, with progress shown."""
+"""Lists what can be chosen (methods, data sets, models, partitions, recipes), and gets data sets with a bar."""
 
 from __future__ import annotations
 
@@ -191,12 +191,16 @@ def prepare_with_progress(name: str, folder: Path, source: Path | None, console:
     tasks: dict[str, TaskID] = {}
 
     def show(step: str, done: int, total: int) -> None:
+        bar.start()
         if step not in tasks:
             tasks[step] = bar.add_task(f"{name}: {step}", total=total)
         bar.update(tasks[step], completed=done, total=total)
 
-    with bar:
+    try:
         made = prepare(name, folder, source, show)
+    finally:
+        if tasks:
+            bar.stop()
     console.print(Text(_closing(name, folder, made)), soft_wrap=True)
 
 
@@ -218,8 +222,11 @@ def partitions() -> RenderableType:
     made = _table("partition", "about, how it is written, and an example")
     for name in PARTITIONERS:
         law = PARTITIONERS[name]
-        lines = (law.about, "\n", syntax(name, law), "\n", (law.example, "green"))
-        _add(made, name, Text.assemble(*lines))
+        written = syntax(name, law)
+        lines = Text.assemble(law.about, ("\nwrite ", "dim"), written)
+        if law.example != written:
+            lines.append_text(Text.assemble(("\nsuch as ", "dim"), (law.example, "green")))
+        _add(made, name, lines)
     return made
 
 

@@ -162,8 +162,10 @@ def _drawn(figures: Iterable[Figure | None]) -> list[str]:
 
 
 def _learning(run: Run) -> str:
-    make = (plots_learning.accuracy, plots_learning.loss, plots_learning.recalls, plots_learning.clients)
-    figures = _drawn([*(plot(run) for plot in make), plots_learning.local_losses(run)])
+    clients = plots_learning.clients(run)
+    recalls = plots_learning.recalls(run, wide=clients is None)
+    curves = [plots_learning.accuracy(run), plots_learning.loss(run)]
+    figures = _drawn([*curves, recalls, clients, plots_learning.local_losses(run)])
     return section("What it learned", "", figures or [card("", "<p>No round was evaluated.</p>")])
 
 
@@ -174,7 +176,8 @@ def _bytes(run: Run) -> str:
     )
     part = run.summary["bytes"]
     kinds = _drawn([plots_bytes.by_kind(run)])
-    over_time = _drawn([plots_bytes.cumulative(run), plots_bytes.accuracy_for_bytes(run)])
+    gained = plots_bytes.accuracy_for_bytes(run)
+    over_time = _drawn([plots_bytes.cumulative(run, wide=gained is None), gained])
     layers = card("Layers", _kinds_table(part), part["kernel_note"], wide=not kinds)
     rows = [
         (*key, f"{sums.tensor_bytes:,}", f"{sums.message_bytes:,}", f"{sums.messages:,}")

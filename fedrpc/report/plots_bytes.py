@@ -10,7 +10,7 @@ from typing import Any
 from fedrpc.report.markup import Figure
 from fedrpc.report.plots_learning import MAX_BARS, percent
 from fedrpc.report.reading import Flow, Run
-from fedrpc.report.svg import Axis, Plot, Point
+from fedrpc.report.svg import NARROW, WIDE, Axis, Plot, Point
 from fedrpc.report.table import size
 from fedrpc.wire.kinds import DIRECTIONS, Kind
 
@@ -71,15 +71,14 @@ def _one_bar(plot: Plot, top: float, name: str, values: Mapping[str, int], style
             start += size_bytes
 
 
-def cumulative(run: Run) -> Figure | None:
+def cumulative(run: Run, *, wide: bool = False) -> Figure | None:
     """Message bytes so far, over rounds, as stacked areas."""
     flows = run.traffic.by_round
     if not flows:
         return None
     top = sum(flow.total for flow in flows.values())
-    plot = Plot(
-        Axis.of_rounds(min(flows), max(flows)), Axis.over([top], "", size_tick, zero=True), "cumulative bytes", left=62
-    )
+    x, y = Axis.of_rounds(min(flows), max(flows)), Axis.over([top], "", size_tick, zero=True)
+    plot = Plot(x, y, "cumulative bytes", width=WIDE if wide else NARROW, left=62)
     below = [0] * len(flows)
     layers = _layers(list(flows.values()))
     for style, _, sizes in layers:
@@ -89,7 +88,8 @@ def cumulative(run: Run) -> Figure | None:
     caption = "At -1 clients join and methods set up"
     if max(flows) >= (last := run.summary["num_rounds"]):
         caption += f"; at {last} methods finalise and ledgers are compared"
-    return Figure("Bytes over rounds", plot.svg(), f"{caption}.", [layer[:2] for layer in layers])
+    legend = [layer[:2] for layer in layers]
+    return Figure("Bytes over rounds", plot.svg(), f"{caption}.", legend, wide=wide)
 
 
 def _layers(flows: Sequence[Flow]) -> list[tuple[str, str, list[int]]]:
@@ -143,7 +143,7 @@ def by_client(run: Run) -> Figure | None:
     step = 1 if count <= 50 else -(-count // 20)
     ticks = [place + 0.5 for place in range(0, count, step)]
     x = Axis(0, count, ticks, "client", lambda tick: str(list(flows)[int(tick)]))
-    plot = Plot(x, Axis.over([top], "", size_tick, zero=True), "bytes of each client", width=1140, height=260, left=62)
+    plot = Plot(x, Axis.over([top], "", size_tick, zero=True), "bytes of each client", width=WIDE, height=260, left=62)
     layers = _layers(list(flows.values()))
     _stack(plot, layers, list(flows))
     return Figure(

@@ -8,7 +8,7 @@ from statistics import mean, median, quantiles
 
 from fedrpc.report.markup import Figure
 from fedrpc.report.reading import Run
-from fedrpc.report.svg import Axis, Plot, Point
+from fedrpc.report.svg import NARROW, WIDE, Axis, Plot, Point
 from fedrpc.report.words import counted
 
 MAX_BARS = 60  # more than so many bars are drawn as one shape
@@ -20,6 +20,9 @@ History = Mapping[int, Sequence[tuple[int, Sequence[float]]]]  # by client: (rou
 def percent(value: float) -> str:
     """An axis label."""
     return f"{value:g} %"
+
+
+PERCENT = Axis(0, 100, range(0, 101, 25), "", percent)
 
 
 def accuracy(run: Run) -> Figure | None:
@@ -59,7 +62,9 @@ def loss(run: Run) -> Figure | None:
     plot = Plot(Axis.of_rounds(min(rounds), max(rounds)), axis, "loss over rounds")
     _curve(plot, points, 1, "loss", "")
     lost = sum(not math.isfinite(value) for _, value in points)
-    return Figure("Loss", plot.svg(), f"{lost} rounds gave no finite loss: the run diverged." if lost else "")
+    return Figure(
+        "Loss", plot.svg(), f"{counted(lost, 'round')} gave no finite loss: the run diverged." if lost else ""
+    )
 
 
 def _curve(plot: Plot, points: Sequence[Point], series: int, what: str, unit: str) -> None:
@@ -69,7 +74,7 @@ def _curve(plot: Plot, points: Sequence[Point], series: int, what: str, unit: st
     plot.line(points, f"l{series}", told=words)
 
 
-def recalls(run: Run) -> Figure | None:
+def recalls(run: Run, *, wide: bool = False) -> Figure | None:
     """Recall of each class on the external test, at the end."""
     values = (run.summary.get("accuracy") or {}).get("per_class")
     if not values:
@@ -77,22 +82,23 @@ def recalls(run: Run) -> Figure | None:
     known = [value for value in values if value is not None]
     variance = run.summary["accuracy"].get("class_variance")
     caption = "" if variance is None else f"Variance over the classes {variance:.1f} %²."
-    title = "Recall of each class"
+    title, width = "Recall of each class", WIDE if wide else NARROW
     if len(values) <= 25:
-        return Figure(title, _named_bars(run.classes, values), caption)
+        return Figure(title, _named_bars(run.classes, values, width), caption, wide=wide)
     ordered = sorted(known)
-    plot = Plot(_places(len(ordered), "classes, worst first"), Axis(0, 100, range(0, 101, 25), "", percent), title)
+    plot = Plot(_places(len(ordered), "classes, worst first"), PERCENT, title, width=width)
     plot.stairs([0.0] * len(ordered), ordered, "f0")
-    return Figure(title, plot.svg(), caption)
+    return Figure(title, plot.svg(), caption, wide=wide)
 
 
-def _named_bars(names: Sequence[str], values: Sequence[float | None]) -> str:
+def _named_bars(names: Sequence[str], values: Sequence[float | None], width: int) -> str:
     count = len(values)
     left = 24 + min(110, 6 * max(map(len, names)))
     plot = Plot(
-        Axis(0, 100, range(0, 101, 25), "", percent),
+        PERCENT,
         Axis(count, 0, ()),
         "recall of each class",
+        width=width,
         height=46 + max(70, 22 * count),
         left=left,
         bottom=26,
@@ -127,7 +133,7 @@ def clients(run: Run) -> Figure | None:
         _places(
             len(ordered), "clients, worst first", [str(client) for client, _ in ordered] if len(ordered) <= 25 else ()
         ),
-        Axis(0, 100, range(0, 101, 25), "", percent),
+        PERCENT,
         "accuracy on each client's own test",
     )
     if few:
@@ -160,7 +166,7 @@ def local_losses(run: Run) -> Figure | None:
     rounds = [index for stays in history.values() for index, _ in stays]
     axis = Axis.of_rounds(min(rounds), max(rounds))
     x = Axis(axis.low, max(axis.high, max(rounds) + 1), axis.ticks, axis.title)
-    plot = Plot(x, Axis.of_losses(values, ""), "local losses", width=1140, height=320)
+    plot = Plot(x, Axis.of_losses(values, ""), "local losses", width=WIDE, height=320)
     few = len(history) <= 10
     crowd = "l0 faint" if len(history) <= 40 else "l0 fainter"
     for place, stays in enumerate(history.values()):

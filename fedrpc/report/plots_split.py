@@ -9,10 +9,9 @@ import numpy as np
 from fedrpc.report.markup import Figure
 from fedrpc.report.plots_learning import MAX_BARS
 from fedrpc.report.reading import Run
-from fedrpc.report.svg import Axis, Plot, colour
+from fedrpc.report.svg import WIDE, Axis, Plot, colour
 
 MAX_COLOURS = 20  # more classes than this can not be told apart by colour
-WIDTH = 1140
 
 
 def _left(names: Sequence[str]) -> int:
@@ -37,7 +36,7 @@ def bars(run: Run) -> Figure:
         _clients_axis(num_clients),
         y,
         "samples of each client by class",
-        width=WIDTH,
+        width=WIDE,
         height=250,
         left=_left(run.classes),
     )
@@ -69,7 +68,7 @@ def heat(run: Run) -> Figure:
         _clients_axis(num_clients),
         Axis(num_classes, 0, ()),
         "class shares",
-        width=WIDTH,
+        width=WIDE,
         height=height,
         left=_left(run.classes),
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.text import Text
 
 from fedrpc.data import draw
@@ -34,13 +36,26 @@ def show_split(
     pool = subsample(data.train.y, train_size, seed) if train_size else None
     parts = split(partition, data.train.y, clients, seed, group=data.train.group, pool=pool)
     card = card_of(parts, data.train.y, data.num_classes)
-    made = draw.table(card, data.classes)
-    made.caption = None  # the words below say it, and do not break it at the table's edge
-    console.print(made)
+    for piece in _table(card, data.classes, console):
+        console.print(piece)
     console.print(Text("\n".join(card_in_words(card))))
     if png is not None:
         _draw(card, png, f"{dataset}, {partition}, {clients} clients", data.classes)
         console.print(Text(f"picture: {png}"), soft_wrap=True)
+
+
+def _table(card: dict[str, Any], classes: Sequence[str], console: Console) -> list[RenderableType]:
+    """The table with the classes' names, or with their numbers and a key where the names would be broken up."""
+    wide = console.options.update(max_width=10_000)
+    named, numbered = draw.table(card, classes), draw.table(card)
+    for made in (named, numbered):
+        made.caption = None  # the words say it, and are not broken at the table's edge
+        made.box, made.padding = SIMPLE_HEAD, (0, 1, 0, 0)  # so that a dozen columns of numbers fit in 80
+    if Measurement.get(console, wide, named).maximum <= console.width:
+        return [named]
+    shown = [f"{number} {name}" for number, name in enumerate(classes)][: draw.MAX_COLUMNS]
+    more = f", {len(classes) - len(shown)} more" if len(classes) > len(shown) else ""
+    return [numbered, Text(f"Classes: {', '.join(shown)}{more}.")]
 
 
 def _check_picture(png: Path | None) -> None:
@@ -48,9 +63,9 @@ def _check_picture(png: Path | None) -> None:
         raise ConfigError(f"--png: expected a name that ends in .png, got '{png}'")
 
 
-def _draw(card: Mapping[str, Any], png: Path, title: str, classes: tuple[str, ...]) -> None:
+def _draw(card: dict[str, Any], png: Path, title: str, classes: tuple[str, ...]) -> None:
     try:
         png.parent.mkdir(parents=True, exist_ok=True)
-        draw.draw(dict(card), png, title, classes)
+        draw.draw(card, png, title, classes)
     except OSError as error:
         raise ConfigError(f"cannot write {png}: {error}; is there room, and may you write there?") from error

@@ -54,13 +54,13 @@ line.base{stroke:var(--line);stroke-width:1}
 line.level{stroke:var(--ink);stroke-dasharray:4 4;opacity:.55}
 .tick,.axis,.note{fill:var(--soft)}
 .ink{fill:var(--ink)}
-polyline.ink{stroke:var(--ink)}
+polyline.ink{fill:none;stroke:var(--ink)}
 text.halo{fill:var(--ink);stroke:var(--card);stroke-width:3px;paint-order:stroke}
 text.strong{fill:var(--ink);font-weight:600;font-size:12px}
 text.cell{fill:var(--ink);font-size:10.5px}
 text.on{fill:var(--on)}
 text.full{fill:#fff}
-.kernel{fill:var(--soft)}
+.kernel{fill:var(--grid);stroke:var(--soft)}
 polyline{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
 circle{stroke:var(--card);stroke-width:1.2}
 circle.hit{fill:transparent;stroke:none}

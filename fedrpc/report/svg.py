@@ -17,6 +17,7 @@ Point = tuple[float, float]
 
 MAX_DOTS = 40  # points of a line that are marked
 MAX_TOLD = 400  # points of a line that say what they are
+NARROW, WIDE = 560, 1140  # widths of a drawing that fills half the page, or all of it, at its natural size
 LEFT, RIGHT, TOP, BOTTOM = 48, 22, 10, 36  # room around the plot for its axes, in pixels
 
 
@@ -33,6 +34,18 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [float(f"{index * step:.12g}") for index in range(first, max(last, first + 1) + 1)]
+
+
+def log_ticks(low: float, high: float, count: int = 8) -> list[float]:
+    """At most about `count` numbers of the form 1, 2, 5, 10, ..., or powers of ten, that cover low to high."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    fine = [float(f"{factor}e{power}") for power in range(first, last + 1) for factor in (1, 2, 5)]
+    start = max(index for index, tick in enumerate(fine) if tick <= low)
+    end = min(index for index, tick in enumerate(fine) if tick >= high)
+    if end - start < count:
+        return fine[start : end + 1]
+    step = -(-(last - first) // (count - 1))
+    return [float(f"1e{power}") for power in range(first, last + step, step)]
 
 
 def whole_ticks(low: int, high: int, count: int = 8) -> list[float]:
@@ -72,14 +85,13 @@ class Axis:
 
     @classmethod
     def of_losses(cls, values: Iterable[float], title: str) -> Axis:
-        """An axis of losses: logarithmic where they span more than two decades, as when a run diverges."""
+        """An axis of losses: logarithmic where the largest is more than 20 times the smallest."""
         known = list(values)
         low, high = _ends(known)
-        if low <= 0 or high / low <= 100:
+        if low <= 0 or high / low <= 20:
             return cls.over(known, title)
-        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-        ticks = [10.0**power for power in range(first, last + 1, -(-(last - first) // 6))]
-        return cls(10.0**first, 10.0**last, ticks, title, log=True)
+        ticks = log_ticks(low, high)
+        return cls(ticks[0], ticks[-1], ticks, title, log=True)
 
     @classmethod
     def of_rounds(cls, first: int, last: int) -> Axis:
@@ -123,7 +135,7 @@ class Plot:
         y: Axis,
         label: str,
         *,
-        width: int = 560,
+        width: int = NARROW,
         height: int = 270,
         left: int = LEFT,
         bottom: int = BOTTOM,

@@ -35,7 +35,9 @@ def card_in_words(card: Mapping[str, Any]) -> list[str]:
     one_class = (classes - 1) / classes**2
     dealt = "Every sample went to one client" if card["disjoint"] else "Some samples went to several clients"
     dropped = f", {card['dropped']:,} to none" if card["dropped"] else ""
-    held = f"{sizes['min']:,} to {sizes['max']:,} each, median {sizes['median']:,g}" if count > 1 else "all of them"
+    held = f"{sizes['min']:,} to {sizes['max']:,} each, median {sizes['median']:,g}"
+    if sizes["min"] == sizes["max"]:
+        held = f"{sizes['min']:,} each"
     return [
         f"{card['num_samples']:,} samples of {classes} classes over {counted(count, 'client')}: {held}.",
         f"{dealt}{dropped}. A client holds {card['classes_per_client']:.1f} classes on average.",

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 import fedrpc
 from fedrpc import log
+from fedrpc.endpoint import check_address, check_pem, is_loopback, read_pem
 from fedrpc.errors import ConfigError, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.server.coordinator import Coordinator
@@ -31,7 +32,6 @@ from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 SERVICE = "fedrpc.wire.v1.Coordinator"
 SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()
-_LOOPBACK = ("localhost", "127.", "[::1]")
 
 # The one table of what an error is on the wire.
 STATUS: list[tuple[type[Exception], grpc.StatusCode]] = [
@@ -64,14 +64,13 @@ class Tls:
 
 def credentials(address: str, tls: Tls | None, insecure: bool) -> grpc.ServerCredentials | None:
     """TLS credentials, or None for plaintext, which anything but loopback must ask for by name."""
+    check_address(address, "--listen")
     if tls is not None:
-        try:
-            pair = (tls.key.read_bytes(), tls.cert.read_bytes())
-            client_ca = tls.client_ca.read_bytes() if tls.client_ca else None
-        except OSError as error:
-            raise ConfigError(f"can not read the certificate {error.filename}: {error.strerror}") from None
+        pair = (read_pem(tls.key), read_pem(tls.cert))
+        client_ca = read_pem(tls.client_ca) if tls.client_ca else None
+        check_pem(tls.client_ca, tls.cert, tls.key)
         return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
-    if not insecure and not address.startswith(_LOOPBACK):
+    if not insecure and not is_loopback(address):
         raise ConfigError(
             f"{address} is not loopback: give --tls-cert and --tls-key, or --insecure to serve in the clear"
         )
@@ -187,7 +186,7 @@ class Servicer:
         try:
             await asyncio.get_running_loop().run_in_executor(self._desk.executor, task.question.prepare)
             async with self._transfers:
-                head = pb.Frame(envelope=self._envelope(task, session)).SerializeToString()
+                head = pb.Frame(envelope=self._envelope(task, session, attempt.attempt)).SerializeToString()
                 attempt.add(Kind.ENVELOPE, len(head))
                 yield head
                 for kind, size, data in task.question.frames:
@@ -198,18 +197,18 @@ class Servicer:
             session.streams -= 1
             self._book.book(attempt.closed(aborted=not whole))
             if whole:
-                self._mailbox.delivered(task)
-            elif not task.done:
-                self._mailbox.undelivered(task)
+                self._mailbox.delivered(task, attempt.attempt)
+            else:
+                self._mailbox.undelivered(task, attempt.attempt)
 
-    def _envelope(self, task: Task, session: Session) -> pb.Envelope:
+    def _envelope(self, task: Task, session: Session, attempt: int) -> pb.Envelope:
         return pb.Envelope(
             session=session.token,
             task_id=task.task_id,
             round=task.round,
             phase=task.phase,
             step=task.step,
-            attempt=task.attempt,
+            attempt=attempt,
             parts=task.question.payload.parts,
             digest=task.question.payload.digest,
             durable_round=self._mailbox.durable_round,
@@ -339,7 +338,10 @@ class GrpcServer:
         except RuntimeError:
             port = 0
         if not port:
-            raise Unavailable(f"can not listen on {address}: the port is in use or not ours; choose another --listen")
+            raise Unavailable(
+                f"can not listen on {address}: the port is in use, or the address is not this machine's; "
+                "choose another --listen"
+            )
         self.port, self.address = port, f"{host}:{port}"
 
     async def start(self, servicer: Servicer) -> None:

@@ -70,16 +70,18 @@ class CheckpointFolder:
             return None
         try:
             manifest = json.loads(self._manifest.read_text())
-            data = (self._folder / manifest["file"]).read_bytes()
-        except (OSError, ValueError, KeyError) as error:
+            name, digest = manifest["file"], manifest["sha256"]
+            data = (self._folder / name).read_bytes()
+            found = Checkpoint(
+                manifest["round"], data, manifest["records"], list(manifest["kernel"]), float(manifest["seconds"])
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"the checkpoint in {self._folder} can not be read ({error}); start in another --out"
             ) from None
-        if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
-            raise ConfigError(f"{manifest['file']} in {self._folder} was changed: its SHA-256 is not the manifest's")
-        return Checkpoint(
-            manifest["round"], data, manifest["records"], list(manifest["kernel"]), float(manifest["seconds"])
-        )
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise ConfigError(f"{name} in {self._folder} was changed: its SHA-256 is not the manifest's")
+        return found
 
 
 def pack(state: Any) -> bytes:

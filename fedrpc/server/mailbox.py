@@ -133,14 +133,23 @@ class Mailbox:
             await asyncio.wait({parked}, timeout=self._limits.poll_s)
         except asyncio.CancelledError:
             self._unpark(session, parked)
-            if parked.done() and isinstance(parked.result(), Task):
-                self.undelivered(parked.result())
+            self._take_back(session, parked)
             raise
         self._unpark(session, parked)
-        if parked.done():
+        replaced = self._roster.of(session.client) is not session  # then the task waits for the new session already
+        if parked.done() and not (replaced and isinstance(parked.result(), Task)):
             got: Task | pb.Cancel | pb.Idle = parked.result()
             return got
         return pb.Idle(retry_ms=0, durable_round=self.durable_round)
+
+    def _take_back(self, session: Session, parked: asyncio.Future[Any]) -> None:
+        """A poll broke off before it could bring what it was woken with: the next one brings it."""
+        got = parked.result() if parked.done() and self._roster.of(session.client) is session else None
+        if isinstance(got, Task):
+            self.undelivered(got, got.attempt)
+        elif isinstance(got, pb.Cancel):
+            session.notices.insert(0, got)
+            self._pump()
 
     def _unpark(self, session: Session, parked: asyncio.Future[Any]) -> None:
         session.last_seen = time.monotonic()
@@ -167,12 +176,15 @@ class Mailbox:
                 task.leased = True
                 self._busy[task.client] = task
 
-    def delivered(self, task: Task) -> None:
+    def delivered(self, task: Task, attempt: int) -> None:
         """The last frame of a task was sent: its deadline starts."""
-        task.delivered_at = time.monotonic()
+        if task.leased and task.attempt == attempt:
+            task.delivered_at = time.monotonic()
 
-    def undelivered(self, task: Task) -> None:
-        """A delivery or a session broke: the task waits for its client again."""
+    def undelivered(self, task: Task, attempt: int) -> None:
+        """A delivery or a session broke: the task waits for its client again, unless it went on without that one."""
+        if task.done or not task.leased or task.attempt != attempt:
+            return
         if self._busy.get(task.client) is task:
             del self._busy[task.client]
         task.leased, task.delivered_at = False, None
@@ -217,7 +229,7 @@ class Mailbox:
             old.parked.set_result(pb.Idle(retry_ms=0, durable_round=self.durable_round))
         task = self._busy.get(old.client)
         if task:
-            self.undelivered(task)
+            self.undelivered(task, task.attempt)
 
     def reap(self) -> None:
         """Gives up lost sessions, late tasks and absent clients; called a few times a second."""

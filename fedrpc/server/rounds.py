@@ -72,6 +72,7 @@ class ServerRound:
         self.recorded: dict[str, Any] = {}
         self._desk, self._quorum, self._attempts = desk, quorum, attempts or {}
         self._posted: list[Task] = []
+        self._asked: set[str] = set()
         self._log = log.get("rounds")
 
     def model(self) -> nn.Module:
@@ -133,6 +134,12 @@ class ServerRound:
         tasks = []
         for client in [c for c in self.cohort if c in asked] + [c for c in asked if c not in self.cohort]:
             name = task_id(desk.run_id, self.index, phase.name, step, client)
+            if name in self._asked:
+                raise ValueError(
+                    f"client {client} was asked phase '{phase.name}', step {step} in round {self.index} already; "
+                    "number further questions of one phase in a round with step="
+                )
+            self._asked.add(name)
             question = questions[id(asked[client])]
             outcome: asyncio.Future[Path | Missing] = asyncio.get_running_loop().create_future()
             if desk.spool.exists(self.index, name):
@@ -186,5 +193,5 @@ def _check_same(got: FlatPart | None, wanted: FlatPart | None, name: str) -> Non
 
 def _check_finite(part: FlatPart) -> None:
     for path, tensor in part.tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if (tensor.is_floating_point() or tensor.is_complex()) and not bool(torch.isfinite(tensor).all()):
             raise WireError(f"'{part.name}' tensor '{path}' has NaN or infinity: the client's training diverged")

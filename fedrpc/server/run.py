@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import shutil
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -21,7 +22,7 @@ from fedrpc.errors import ConfigError
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.problem import Problem
 from fedrpc.server.app import GrpcServer, Servicer, Tls
-from fedrpc.server.checkpoint import write_durably
+from fedrpc.server.checkpoint import CheckpointFolder, write_durably
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.mailbox import Mailbox
 from fedrpc.server.roster import Roster
@@ -50,12 +51,24 @@ def claim(out: Path, config: RunConfig) -> str:
     Returns:
         The run's id, which is made once and then kept.
     """
+    try:
+        return _claim(out, config)
+    except OSError as error:
+        raise ConfigError(f"can not write {error.filename or out}: {error.strerror}; choose another --out") from None
+
+
+def _claim(out: Path, config: RunConfig) -> str:
     kept = out / "config.toml"
     if kept.exists():
         old = build(read_toml(kept))
         if old.hash != config.hash:
             apart = "; ".join(differences(old, config)[:4])
             raise ConfigError(f"{out} holds another run ({apart}); choose another --out, or remove it")
+        last = CheckpointFolder(out / "checkpoints").load()
+        if last and last.round >= config.rounds:
+            raise ConfigError(
+                f"{out} has {last.round + 1} rounds already; --rounds {config.rounds} is fewer: choose another --out"
+            )
     elif out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty and holds no run; choose another --out")
     out.mkdir(parents=True, exist_ok=True)
@@ -66,16 +79,24 @@ def claim(out: Path, config: RunConfig) -> str:
     return path.read_text().strip()
 
 
+def hold(out: Path) -> IO[str]:
+    """Keeps other servers out of the run directory while the returned file is open."""
+    file = (out / "lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ConfigError(f"another server is at work in {out}; wait for it, or choose another --out") from None
+    return file
+
+
 def finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
-    """The summary of a run that has all its rounds; more rounds than it has go on, fewer are refused."""
+    """The summary of a run that has all its rounds; with more rounds than it has it goes on."""
     path = out / "summary.json"
     if not path.exists():
         return None
     result: dict[str, Any] = json.loads(path.read_text())
-    done = result["num_rounds"]
-    if done > config.rounds:
-        raise ConfigError(f"{out} has {done} rounds already; --rounds {config.rounds} is fewer: choose another --out")
-    if done == config.rounds:
+    if result["num_rounds"] == config.rounds:
         return result
     path.unlink()
     return None
@@ -85,13 +106,14 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
     """Plays the run to its end and returns its summary."""
     torch.set_num_threads(config.train.threads)
     problem = Problem(config, options.data_dir)
-    config = problem.config
-    run_id = claim(options.out, config)
+    config, device = problem.config, choose(config.device)
+    table = card(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
+    run_id = claim(options.out, config)  # not before the configuration has proved to be a run
     done = finished(options.out, config)
     if done is not None:
         log.get("server").info("already_finished", out=str(options.out))
         return done
-    table = card(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
+    held = hold(options.out)
     write_durably(options.out / "partition.json", (json.dumps(table) + "\n").encode())
     log.get("server").info("run", id=run_id, method=config.method, out=str(options.out))
     server = GrpcServer(options.listen, options.tls, options.insecure)
@@ -99,7 +121,6 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
     book, privacy = LedgerFile(options.out), PrivacyFile(options.out / "privacy.jsonl")
     roster = Roster(config.clients, config.limits.grace_s)
     mailbox = Mailbox(roster, config.limits, config.parallel)
-    device = choose(config.device)
     desk = Desk(problem, run_id, mailbox, Spool(options.out / "spool"), executor, device, progress)
     meter = Meter(server.port, local=True)
     coordinator = Coordinator(desk, roster, options.out, book, meter)
@@ -122,6 +143,7 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
         executor.shutdown(wait=False, cancel_futures=True)
         book.close()
         privacy.close()
+        held.close()
         if (options.out / "summary.json").exists():
             shutil.rmtree(options.out / "spool", ignore_errors=True)
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from fedrpc.errors import WireError
-from fedrpc.wire.frames import read_file
+from fedrpc.wire.frames import check_bytes, read_file
 
 
 class Spool:
@@ -39,7 +39,9 @@ class Spool:
         if not path.exists():
             return None
         try:
-            if read_file(path)[0].question == question:
+            envelope, views = read_file(path)
+            if envelope.question == question:
+                check_bytes(envelope, views)
                 return path
         except WireError:
             pass  # torn by a power cut; the client still has its answer

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 import fedrpc
@@ -31,14 +31,16 @@ def model_sha256(weights: Tensors) -> str:
 
 def shapes_of(problem: Problem, weights: Tensors, cohorts: Sequence[Sequence[int]]) -> Shapes:
     """What the method's cost formula is given."""
-    config = problem.config
+    config, classes = problem.config, problem.dataset.num_classes
+    labels = [problem.dataset.train.y[problem.local_indices(client)[0]] for client in range(config.clients)]
     return Shapes(
         weights_bytes=payload_bytes(weights),
         cohorts=cohorts,
-        num_examples=[len(problem.local_indices(client)[0]) for client in range(config.clients)],
+        num_examples=[len(mine) for mine in labels],
         num_clients=config.clients,
-        num_classes=problem.dataset.num_classes,
-        sample_floats=math.prod(problem.dataset.shape),
+        num_classes=classes,
+        class_counts=[np.bincount(mine, minlength=classes).tolist() for mine in labels],
+        shape=problem.dataset.shape,
         epochs=config.train.epochs,
         params=problem.params,
         model=problem.network,

@@ -186,6 +186,13 @@ def read_file(path: Path) -> tuple[pb.Envelope, list[memoryview]]:
     return envelope, views
 
 
+def check_bytes(envelope: pb.Envelope, views: Sequence[memoryview]) -> None:
+    """Raises WireError unless a kept file's bytes are those that were written (a power cut can leave holes)."""
+    for part, view in zip(envelope.parts, views, strict=True):
+        if zlib.crc32(view) != part.crc32:
+            raise WireError(f"part '{part.name}' has a wrong CRC: the kept bytes changed")
+
+
 def stored_payload(path: Path) -> tuple[pb.Envelope, Payload]:
     """A kept file as a payload that can be sent again, byte for byte."""
     envelope, views = read_file(path)

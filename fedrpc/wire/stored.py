@@ -12,7 +12,7 @@ from safetensors.torch import save as save_bytes
 from fedrpc.errors import WireError
 from fedrpc.wire.message import Tensors, flatten, is_message, unflatten
 
-_ORDER, _PAIRS = "order", "complex128"
+_BESIDE = "fedrpc"  # one entry of metadata, since the order of several is random
 _SEPARATOR = "|"  # between a part's name, which has no such sign, and a tensor's path
 
 
@@ -27,16 +27,17 @@ def dumps(value: Any) -> bytes:
     # safetensors sorts; the order is part of what a message says (its digest), so it is kept beside. So are the names
     # of tensors whose dtype it does not have and that are kept as pairs of reals.
     pairs = [name for name, tensor in flat.items() if tensor.dtype == torch.complex128]
-    return save_bytes(_apart(flat), {_ORDER: json.dumps(list(flat)), _PAIRS: json.dumps(pairs)})
+    return save_bytes(_apart(flat), {_BESIDE: json.dumps({"order": list(flat), "complex128": pairs})})
 
 
 def loads(cls: Any, data: bytes) -> Any:
     """What `dumps` was given; `cls` is a message class, or dict for plain tensors."""
     try:
         found = load_bytes(data)
-        beside = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-        found |= {name: torch.view_as_complex(found[name]) for name in json.loads(beside[_PAIRS])}
-        flat = {name: found[name] for name in json.loads(beside[_ORDER])}
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        beside = json.loads(header["__metadata__"][_BESIDE])
+        found |= {name: torch.view_as_complex(found[name]) for name in beside["complex128"]}
+        flat = {name: found[name] for name in beside["order"]}
     except Exception as error:
         raise WireError(f"stored tensors can not be read: {error}") from None
     if not is_message(cls):

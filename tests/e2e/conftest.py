@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.programs import Farm, Gates, Programs, environment, settings
+from tests.e2e.programs import Farm, Gates, Preloaded, Programs, environment, settings
 from tests.e2e.rundir import RunDir
 
 
@@ -42,6 +42,13 @@ def shared_farm(env: dict[str, str]) -> Iterator[Farm]:
 def farm(shared_farm: Farm) -> Iterator[Farm]:
     yield shared_farm
     shared_farm.kill_all()
+
+
+@pytest.fixture(scope="session")
+def preloaded(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> Iterator[Preloaded]:
+    commands = Preloaded(tmp_path_factory.mktemp("commands"), env)
+    yield commands
+    commands.close()
 
 
 @pytest.fixture

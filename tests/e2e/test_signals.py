@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -26,11 +25,10 @@ def test_a_run_is_stopped_by_either_signal_and_goes_on(
         gates.wait(place)
         everybody = run.descendants()
         assert len(everybody) == NUM_CLIENTS + 3, "launcher, server, nursery and clients"
-        started = time.monotonic()
         run.send(number)
         assert run.wait() == code
         wait_for("every process ends", lambda e=everybody: gone(e))
-        assert time.monotonic() - started < 9, "asked, not killed"
+        assert not list(out.path.rglob("store.db-wal")), "clients were asked to end, and closed their stores"
         assert "Traceback" not in run.err + run.out
         assert "error" not in run.err.lower()
         assert not (out.path / "summary.json").exists()

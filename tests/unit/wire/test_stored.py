@@ -50,6 +50,10 @@ def test_tensors_that_share_memory_can_be_kept():
     assert same(stored.loads(Everything, stored.dumps(sent)), sent)
 
 
+def test_equal_messages_are_kept_as_equal_bytes():
+    assert len({stored.dumps(everything()) for _ in range(20)}) == 1
+
+
 def test_what_is_kept_does_not_follow_the_tensor():
     tensor = torch.zeros(2)
     data = stored.dumps(One(tensor))

@@ -1,0 +1,319 @@
+"""Mistakes that people make: each is one clear line and an honest exit code, and never a traceback."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import socket
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.e2e.programs import Ended, Farm, Preloaded, Program, Programs, free_port, settings, wait_for
+from tests.e2e.rawclient import SERVICE, RawClient, refusal
+from tests.e2e.rundir import RunDir
+
+pytestmark = pytest.mark.timeout(180)
+
+CONFIG, UNAVAILABLE, USAGE = 78, 75, 2
+
+
+def assert_one_line(ended: Ended, code: int, *words: str) -> None:
+    """One line that says it all; log lines, which are JSON here, may stand before it."""
+    assert ended.code == code, f"{ended.code}: {ended.err}"
+    assert "Traceback" not in ended.err + ended.out
+    lines = [line for line in ended.err.splitlines() if line and not line.startswith("{")]
+    if code == USAGE:  # the command line's own: usage, then a box with the error
+        assert lines[0].startswith("Usage: "), ended.err
+    else:
+        assert len(lines) == 1, ended.err
+        assert lines[0].startswith("error: "), ended.err
+    for word in words:
+        assert word in ended.err
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "file").write_text("not what you think")
+    (tmp_path / "bad.toml").write_text("clients = = 3")
+    (tmp_path / "latin.toml").write_bytes(b"method = '\xff'")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.tex").write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("run --method fedavgg", CONFIG, "unknown method 'fedavgg'; Did you mean 'fedavg'?"),
+        ("run --dataset fmnist-mimi", CONFIG, "unknown data set 'fmnist-mimi'; Did you mean 'fmnist-mini'?"),
+        ("run --model zda-mnis", CONFIG, "unknown model 'zda-mnis'; Did you mean 'zda-mnist'?"),
+        ("run --partition dirichlett:0.1", CONFIG, "unknown partition 'dirichlett'; Did you mean 'dirichlet'?"),
+        ("run --recipe quickstat", CONFIG, "unknown recipe 'quickstat'; Did you mean 'quickstart'?"),
+        ("run --set train.lrr=1", CONFIG, "unknown option 'train.lrr'; Did you mean 'train.lr'?"),
+        ("run --set ronds=1", CONFIG, "unknown option 'ronds'; Did you mean 'rounds'?"),
+        ("run --set params.mu=1", CONFIG, "unknown parameter of fedavg 'params.mu'"),
+        ("run --metod fedavg", USAGE, "--metod; --method"),
+        ("rnu", USAGE, "No such command 'rnu'; Did you mean 'run'?"),
+        ("list metods", CONFIG, "unknown list 'metods'; Did you mean 'methods'?"),
+        ("run --log-level loud", CONFIG, "unknown log level 'loud'; warning"),
+        ("run --model harnet", CONFIG, "'harnet'; (1, 28, 28); zda-mnist"),
+        ("run --partition dirichlet:x", CONFIG, "alpha; 'x'"),
+        ("run --set train.lr=-1", CONFIG, "train.lr; greater than 0; -1"),
+        ("run --set lr", CONFIG, "key=value; 'lr'"),
+        ("run --clients 0", CONFIG, "clients; greater than or equal to 1"),
+        ("run --clients x", USAGE, "--clients"),
+        ("run --clients 100000", CONFIG, "clients; 6000; 100000"),
+        ("run --device gpu", CONFIG, "device 'gpu'; cuda"),
+        ("run --config no.toml", CONFIG, "no.toml"),
+        ("run --config foreign", CONFIG, "foreign; Is a directory"),
+        ("run --config bad.toml", CONFIG, "bad.toml; not valid TOML"),
+        ("run --config latin.toml", CONFIG, "latin.toml; not valid TOML"),
+        ("run --dataset cifar10 --data-dir foreign", CONFIG, "'cifar10' is not there; fedrpc data prepare cifar10"),
+    ],
+)
+def test_fedrpc(words: str, code: int, said: str, files: Path, preloaded: Preloaded) -> None:
+    asked = [str(files / word) if (files / word).exists() or word.endswith(".toml") else word for word in words.split()]
+    if asked[0] == "run":
+        asked += ["--out", str(files / "run")]
+    assert_one_line(preloaded.run("fedrpc", *asked), code, *said.split("; "))
+    assert not (files / "run").exists(), "nothing is left behind that would stand in the way of the right command"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("--listen 0.0.0.0:0", CONFIG, "0.0.0.0:0 is not loopback; --tls-cert; --insecure"),
+        ("--listen 127.example.org:0", CONFIG, "127.example.org:0 is not loopback"),
+        ("--listen 127.0.0.1", CONFIG, "--listen takes HOST:PORT; '127.0.0.1'"),
+        ("--listen 127.0.0.1:99999", CONFIG, "--listen takes HOST:PORT; '127.0.0.1:99999'"),
+        ("--listen 127.0.0.1:0 --tls-cert file", CONFIG, "--tls-cert and --tls-key go together"),
+        ("--listen 127.0.0.1:0 --tls-cert no.pem --tls-key no.pem", CONFIG, "can not read the certificate; no.pem"),
+        ("--listen 127.0.0.1:0 --tls-cert file --tls-key file", CONFIG, "not a certificate and its key in PEM"),
+    ],
+)
+def test_fedrpc_server(words: str, code: int, said: str, files: Path, preloaded: Preloaded) -> None:
+    asked = [str(files / word) if word in ("file", "no.pem") else word for word in words.split()]
+    ended = preloaded.run("fedrpc-server", *asked, "--out", files / "run", *settings())
+    assert_one_line(ended, code, *said.split("; "))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("--server 192.0.2.1:50051", CONFIG, "192.0.2.1:50051 is not loopback; --tls-ca; --insecure"),
+        ("--server localhost.example.org:1", CONFIG, "localhost.example.org:1 is not loopback"),
+        ("--server 127.0.0.1", CONFIG, "--server takes HOST:PORT"),
+        ("--server 127.0.0.1:1 --client-id -1", USAGE, "--client-id"),
+        ("--server 127.0.0.1:1 --state-dir file", CONFIG, "can not write; file; --state-dir"),
+        ("--server 127.0.0.1:1 --tls-ca no.pem", CONFIG, "can not read the certificate; no.pem"),
+        ("--server 127.0.0.1:1 --tls-ca file", CONFIG, "file holds no CA certificate"),
+        ("--server 127.0.0.1:1 --tls-cert file --tls-key file", CONFIG, "--tls-ca"),
+        ("--server 127.0.0.1:1 --log-level loud", CONFIG, "unknown log level 'loud'"),
+    ],
+)
+def test_fedrpc_client(words: str, code: int, said: str, files: Path, preloaded: Preloaded) -> None:
+    asked = [str(files / word) if word in ("file", "no.pem") else word for word in words.split()]
+    for name, value in (("--client-id", "0"), ("--state-dir", str(files / "state"))):
+        asked += [] if name in asked else [name, value]
+    assert_one_line(preloaded.run("fedrpc-client", *asked, "--wait-s", "1"), code, *said.split("; "))
+
+
+# The run directory
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("file", "can not write; Not a directory"),
+        ("file/run", "can not write; Not a directory"),
+        ("foreign", "is not empty and holds no run"),
+    ],
+)
+def test_a_place_that_can_not_be_a_run_directory(name: str, said: str, files: Path, preloaded: Preloaded) -> None:
+    assert_one_line(preloaded.run("fedrpc", "run", "--out", files / name, *settings()), CONFIG, *said.split("; "))
+
+
+@pytest.fixture
+def copied(finished: RunDir, tmp_path: Path) -> RunDir:
+    shutil.copytree(finished.path, tmp_path / "copied")
+    return RunDir(tmp_path / "copied")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": 7}, "holds another run (seed 0 -> 7); choose another --out"),
+        ({"train.epochs": 2}, "holds another run (train.epochs 1 -> 2)"),
+        ({"rounds": 2}, "has 3 rounds already; --rounds 2 is fewer"),
+    ],
+)
+def test_a_directory_that_holds_another_run(
+    changes: dict[str, Any], said: str, copied: RunDir, preloaded: Preloaded
+) -> None:
+    before = {path: path.read_bytes() for path in copied.path.rglob("*") if path.is_file()}
+    ended = preloaded.run("fedrpc", "run", "--out", copied.path, *settings(**changes))
+    assert_one_line(ended, CONFIG, *said.split("; "))
+    assert {path: path.read_bytes() for path in copied.path.rglob("*") if path.is_file()} == before
+
+
+def test_fewer_rounds_than_an_unfinished_run_has(copied: RunDir, preloaded: Preloaded) -> None:
+    (copied.path / "summary.json").unlink()
+    kept = (copied.path / "config.toml").read_text()
+    ended = preloaded.run("fedrpc-server", "--listen", "127.0.0.1:0", "--out", copied.path, *settings(rounds=1))
+    assert_one_line(ended, CONFIG, "has 3 rounds already", "--rounds 1 is fewer")
+    assert (copied.path / "config.toml").read_text() == kept
+
+
+def test_a_checkpoint_that_was_changed(copied: RunDir, preloaded: Preloaded) -> None:
+    path = copied.path / "checkpoints" / f"state-{copied.durable_round}.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    ended = preloaded.run("fedrpc", "run", "--out", copied.path, *settings(rounds=4))
+    assert_one_line(ended, CONFIG, "was changed", "SHA-256")
+
+
+def test_a_directory_that_another_server_works_in(copied: RunDir, preloaded: Preloaded) -> None:
+    with (copied.path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ended = preloaded.run("fedrpc", "run", "--out", copied.path, *settings(rounds=4))
+    assert_one_line(ended, CONFIG, "another server is at work in")
+
+
+# The console scripts themselves, one mistake each
+
+
+def _ended(program: Program) -> Ended:
+    return Ended(program.wait(), program.out, program.err)
+
+
+def test_the_scripts_say_the_same(tmp_path: Path, programs: Programs) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        run = programs.start("fedrpc", "run", "--method", "fedavgg", "--out", tmp_path / "run")
+        server = programs.server(tmp_path / "served", *settings(), listen=address)
+        nobody = f"127.0.0.1:{free_port()}"
+        client = programs.client(nobody, 0, tmp_path / "state", "--wait-s", "1")
+        assert_one_line(_ended(run), CONFIG, "unknown method 'fedavgg'", "Did you mean 'fedavg'?")
+        assert_one_line(_ended(server), UNAVAILABLE, f"can not listen on {address}", "in use", "--listen")
+    said = (f"no fedrpc server answers at {nobody}", "Connection refused", "gave up after 1 s (--wait-s)")
+    assert_one_line(_ended(client), UNAVAILABLE, *said)
+
+
+# At Join
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs) -> Iterator[Program]:
+    """A server whose run never starts: one of its three clients never comes."""
+    server = shared_programs.server(tmp_path_factory.mktemp("waiting") / "run", *settings())
+    server.address()
+    yield server
+    assert server.process.poll() is None, "no mistake of a client's ends a server"
+    server.end()
+
+
+def _client(preloaded: Preloaded, address: str, client: int, state: Path) -> Ended:
+    named = ("--server", address, "--client-id", str(client), "--state-dir", state)
+    return preloaded.run("fedrpc-client", *named, "--wait-s", "1")
+
+
+def test_a_client_id_out_of_range(waiting: Program, tmp_path: Path, preloaded: Preloaded) -> None:
+    ended = _client(preloaded, waiting.address(), 3, tmp_path / "state")
+    assert_one_line(ended, CONFIG, "client id 3 is out of range", "0 to 2")
+
+
+def test_a_client_id_that_a_live_client_holds(
+    waiting: Program, tmp_path: Path, preloaded: Preloaded, farm: Farm
+) -> None:
+    farm.start(0, waiting.address(), tmp_path / "state")
+    log = tmp_path / "state" / "0" / "client.log"
+    wait_for("the first one has joined", lambda: log.exists() and "joined" in log.read_text())
+    ended = _client(preloaded, waiting.address(), 0, tmp_path / "other")
+    assert_one_line(ended, CONFIG, "client id 0 is held by another live client")
+    ended = _client(preloaded, waiting.address(), 0, tmp_path / "state")
+    assert_one_line(ended, CONFIG, "client 0 is already running with the state folder", "--state-dir")
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"schema_digest": b"\1" * 32}, grpc.StatusCode.FAILED_PRECONDITION, "the wire differs; 010101010101"),
+        ({"schema_digest": b""}, grpc.StatusCode.FAILED_PRECONDITION, "the wire differs; none"),
+        (
+            {"package_version": "9.9", "schema_digest": b"\1"},
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "9.9; install the same",
+        ),
+        ({"client_id": 3}, grpc.StatusCode.OUT_OF_RANGE, "client id 3"),
+        ({"client_id": 2**32 - 1}, grpc.StatusCode.OUT_OF_RANGE, "out of range"),
+    ],
+)
+def test_a_wire_that_differs_is_refused_at_join(
+    changes: dict[str, Any], code: grpc.StatusCode, said: str, waiting: Program
+) -> None:
+    client = changes.pop("client_id", 1)
+    with RawClient(waiting.address()) as raw:
+        got, words = refusal(raw.join, client, **changes)
+    assert got == code
+    for word in said.split("; "):
+        assert word in words
+
+
+def test_another_version_with_the_same_wire_is_welcome(waiting: Program) -> None:
+    with RawClient(waiting.address()) as raw:
+        assert raw.join(1, package_version="0.0.1").session
+    wait_for("the server notes it", lambda: [r for r in waiting.logged("version_skew") if r["theirs"] == "0.0.1"])
+
+
+class _Fake(grpc.GenericRpcHandler):
+    """A server that answers Join with a refusal, or does not know it."""
+
+    def __init__(self, code: grpc.StatusCode | None, words: str) -> None:
+        self._code, self._words = code, words
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        if self._code is None or details.method != f"/{SERVICE}/Join":
+            return None
+        return grpc.unary_unary_rpc_method_handler(lambda _, context: context.abort(self._code, self._words))
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "code", "said"),
+    [
+        (grpc.StatusCode.FAILED_PRECONDITION, "the wire differs: install it", CONFIG, "the wire differs: install it"),
+        (grpc.StatusCode.PERMISSION_DENIED, "not for you", CONFIG, "not for you"),
+        (grpc.StatusCode.UNAVAILABLE, "not now", UNAVAILABLE, "not now; gave up after 1 s"),
+        (None, "", CONFIG, "no fedrpc server"),
+    ],
+)
+def test_a_server_that_refuses(
+    status: grpc.StatusCode | None, words: str, code: int, said: str, tmp_path: Path, preloaded: Preloaded
+) -> None:
+    with futures.ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool, (_Fake(status, words),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        ended = _client(preloaded, f"127.0.0.1:{port}", 0, tmp_path / "state")
+        server.stop(0).wait(10)
+    assert_one_line(ended, code, *said.split("; "))
+
+
+def test_something_that_is_no_server_at_all(tmp_path: Path, preloaded: Preloaded) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()  # takes connections, and says nothing
+        ended = _client(preloaded, f"127.0.0.1:{listener.getsockname()[1]}", 0, tmp_path / "state")
+    assert_one_line(ended, UNAVAILABLE, "no fedrpc server answers", "gave up after 1 s")
+
+
+def test_the_log_is_json_where_no_terminal_is(waiting: Program) -> None:
+    lines = waiting.err.splitlines()
+    assert lines
+    assert all(json.loads(line)["role"] == "server" for line in lines)

@@ -1,0 +1,169 @@
+"""The server's copy of the clients' privacy chains: every row once, in order, and nobody can rewrite one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedrpc.errors import WireError
+from fedrpc.privacy.ledger import GENESIS, Guarantee, PrivacyFile, Release, chained, releases, summarise
+from fedrpc.wire.codec import encode
+from fedrpc.wire.kinds import Kind
+from tests.unit.wire.messages import everything
+
+
+def chain(client: int, count: int) -> tuple[list[str], list[bytes]]:
+    """Rows and the hash after each of them."""
+    rows, heads, head = [], [], GENESIS
+    for index in range(count):
+        rows.append(Release(Kind.WEIGHTS, ("weights",), None, {"client": client, "round": index}).row(index, head))
+        head = chained(head, rows[-1])
+        heads.append(head)
+    return rows, heads
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "privacy.jsonl"
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_data_derived_kind_of_an_answer_is_one_release():
+    found = releases(encode(everything()).parts, {}, {"client": 3})
+    by_kind = {release.kind: release.parts for release in found}
+    assert Kind.ENVELOPE not in by_kind
+    assert by_kind[Kind.WEIGHTS] == ("weights",)
+    assert by_kind[Kind.SCALARS] == ("rates", "count", "loss", "last")
+    assert by_kind[Kind.ACTIVATIONS] == ("inner.features", "inner.labels")
+
+
+def test_a_release_without_a_mechanism_says_so():
+    plain = json.loads(Release(Kind.WEIGHTS, ("w",)).row(0, GENESIS))
+    assert plain["mechanism"] is None
+    assert plain["covers"].startswith("no guarantee")
+    promise = Guarantee("gaussian", {"sigma": 2.0}, "theorem 1")
+    noisy = json.loads(Release(Kind.WEIGHTS, ("w",), promise).row(0, GENESIS))
+    assert (noisy["mechanism"], noisy["parameters"], noisy["covers"]) == ("gaussian", {"sigma": 2.0}, "theorem 1")
+
+
+def test_rows_are_filed_with_their_hashes(path):
+    rows, heads = chain(1, 3)
+    file = PrivacyFile(path)
+    assert file.head(1) == (0, GENESIS)
+    assert file.extend(1, 0, rows) == 3
+    assert file.head(1) == (3, heads[-1])
+    file.close()
+    assert [bytes.fromhex(str(row["hash"])) for row in lines(path)] == heads
+
+
+def test_rows_that_are_here_already_are_not_filed_again(path):
+    rows, heads = chain(1, 4)
+    file = PrivacyFile(path)
+    file.extend(1, 0, rows[:2])
+    assert file.extend(1, 0, rows[:2]) == 2
+    assert file.extend(1, 1, rows[1:]) == 4
+    assert file.extend(1, 4, []) == 4
+    file.close()
+    assert file.head(1) == (4, heads[-1])
+    assert [row["index"] for row in lines(path)] == [0, 1, 2, 3]
+
+
+def test_every_client_has_a_chain_of_its_own(path):
+    file = PrivacyFile(path)
+    for client in (0, 1):
+        file.extend(client, 0, chain(client, 2)[0])
+    file.extend(0, 2, chain(0, 3)[0][2:])
+    assert (file.head(0)[0], file.head(1)[0]) == (3, 2)
+    file.close()
+
+
+def wrong_rows() -> dict[str, tuple[int, list[str]]]:
+    rows, _ = chain(1, 4)
+    other, _ = chain(2, 4)
+    changed = rows[2].replace('"round":2', '"round":9')
+    lost = {key: value for key, value in json.loads(rows[2]).items() if key != "kind"}
+    unsaid = {key: value for key, value in json.loads(rows[2]).items() if key != "covers"}
+    return {
+        "gap": (3, rows[3:]),
+        "another's": (2, other[2:3]),
+        "changed, then continued": (2, [changed, rows[3]]),
+        "not JSON": (2, ["{"]),
+        "no object": (2, ["[]"]),
+        "no client": (2, ['{"previous": ""}']),
+        "no previous": (2, ['{"client": 1}']),
+        "no kind": (2, [json.dumps(lost)]),
+        "no covers": (2, [json.dumps(unsaid)]),
+        "a kind that is none": (2, [json.dumps(lost | {"kind": "gossip"})]),
+        "a kind that is no text": (2, [json.dumps(lost | {"kind": [1]})]),
+        "good, then bad": (2, [rows[2], "{"]),
+    }
+
+
+@pytest.mark.parametrize("what", wrong_rows())
+def test_rows_that_do_not_continue_the_chain_are_refused_and_leave_no_trace(path, what):
+    rows, heads = chain(1, 4)
+    file = PrivacyFile(path)
+    file.extend(1, 0, rows[:2])
+    with pytest.raises(WireError, match="client 1"):
+        file.extend(1, *wrong_rows()[what])
+    assert file.head(1) == (2, heads[1])
+    assert file.extend(1, 2, rows[2:]) == 4
+    file.close()
+    assert [row["index"] for row in lines(path)] == [0, 1, 2, 3]
+    again = PrivacyFile(path)
+    assert again.head(1) == (4, heads[3])
+    again.close()
+
+
+def test_a_restart_goes_on_where_it_was(path):
+    rows, heads = chain(1, 3)
+    file = PrivacyFile(path)
+    file.extend(1, 0, rows[:2])
+    file.close()
+    again = PrivacyFile(path)
+    assert again.head(1) == (2, heads[1])
+    assert again.extend(1, 2, rows[2:]) == 3
+    again.close()
+    assert len(lines(path)) == 3
+
+
+def test_a_torn_last_row_is_sent_again(path):
+    rows, heads = chain(1, 3)
+    file = PrivacyFile(path)
+    file.extend(1, 0, rows)
+    file.close()
+    path.write_bytes(path.read_bytes()[:-10])
+    again = PrivacyFile(path)
+    assert again.head(1) == (2, heads[1])
+    again.extend(1, 2, rows[2:])
+    again.close()
+    assert [row["index"] for row in lines(path)] == [0, 1, 2]
+
+
+def test_the_summary_counts_what_left_and_promises_nothing(path):
+    file = PrivacyFile(path)
+    for client in range(3):
+        file.extend(client, 0, chain(client, 2)[0])
+    file.close()
+    got = summarise(path, 1e-5)
+    assert got["epsilon"] is None
+    assert got["releases"]["weights"]["count"] == 6
+    assert "weights left clients uncovered" in got["reason"]
+
+
+def test_a_run_that_released_nothing_says_so(tmp_path):
+    got = summarise(tmp_path / "none.jsonl", 1e-5)
+    assert got["releases"] == {}
+    assert got["reason"] == "nothing left a client"
+
+
+def test_the_chain_knows_every_bit_of_a_row():
+    row = chain(1, 1)[0][0]
+    assert chained(GENESIS, row) != chained(GENESIS, row + " ")
+    assert chained(GENESIS, row) != chained(b"\1" * 32, row)
+    assert len(chained(GENESIS, row)) == 32

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedrpc.cli import app
+from fedrpc.errors import ConfigError
+from fedrpc.report.page import show_runs, tiles, write_page
+from fedrpc.report.reading import read_run
+from fedrpc.report.table import size
+
+MakeRun = Callable[..., Path]
+
+
+class Checker(HTMLParser):
+    """Holds a page to be well formed and alone, and collects its text and what its marks say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.text: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def checked(path: Path) -> Checker:
+    text = path.read_text(encoding="utf-8")
+    found = Checker()
+    found.feed(text)
+    assert not found.open
+    assert all(address.startswith("data:") for address in found.addresses)
+    assert not re.search(r"https?:|@import|url\(|<script|<link|NaN|\bnan\b|\binf\b", text)
+    return found
+
+
+def edited(folder: Path, **changes: Any) -> Path:
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return folder
+
+
+def test_the_page_has_the_numbers_of_the_summary(make_run: MakeRun) -> None:
+    folder = make_run(clients=5, rounds=4, per_round=3)
+    summary = json.loads((folder / "summary.json").read_text())
+    page = checked(write_page(folder))
+    text = "\n".join(page.text)
+    part, accuracy = summary["bytes"], summary["accuracy"]
+    for direction in ("down", "up"):
+        for sums in part["method"][direction]["by_kind"].values():
+            assert f"{sums['tensor']:,}" in page.text
+            assert f"{sums['message']:,}" in page.text
+        assert f"{part['method'][direction]['message']:,}" in page.text
+        assert f"{part['total'][direction]['kernel']:,}" in page.text
+        assert f"{part['total'][direction]['message'] - part['method'][direction]['message']:,}" in page.text
+    assert f"{accuracy['global']:.2f} %" in page.text
+    for told in ("last ten 55.50 %", "91.25 % in round 3 (test-selected)", "77.77 %", "worst tenth 51.50 %", "12.3 %²"):
+        assert told in text
+    assert "1.250 x FedAvg" in page.text
+    assert size(sum(part["total"][direction]["kernel"] for direction in ("down", "up"))) in page.text
+    assert summary["model_sha256"] in page.text
+    assert "4,242 rows of 5 clients held against the server's" in page.text
+    assert "agree to the byte" in page.text
+
+
+def test_every_figure_is_there(make_run: MakeRun) -> None:
+    page = checked(write_page(make_run()))
+    titles = [
+        *("Accuracy", "Loss", "Recall of each class", "Accuracy on clients' own tests", "Local losses"),
+        *(
+            "Bytes by kind and layer",
+            "Layers",
+            "Bytes over rounds",
+            "Accuracy against bytes",
+            "Who paid how many bytes",
+        ),
+        *("Samples of each client", "Class shares", "Releases", "Ledger check", "Configuration"),
+    ]
+    assert [title for title in titles if title not in page.text] == []
+    assert page.tags.count("figure") == 11
+
+
+def test_marks_say_what_they_are(make_run: MakeRun) -> None:
+    folder = make_run(clients=4, rounds=3)
+    page = checked(write_page(folder))
+    run = read_run(folder)
+    assert "client 2: 52.00 %" in page.text
+    assert "round 2: accuracy 91.25 %" in page.text
+    assert f"client 3, ↓ down, method: {run.traffic.by_client[3].own['down']:,} bytes" in page.text
+    assert f"client 1, class 4: {run.card['n_kc'][1][4]} samples" in page.text
+    weights = run.summary["bytes"]["method"]["up"]["by_kind"]["weights"]["tensor"]
+    assert f"up, tensors: weights {weights:,} bytes" in page.text
+    assert f"up, predicted: weights {weights:,} bytes" in page.text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clients": 1, "rounds": 1, "epochs": 1},
+        {"rounds": 0, "evaluated": False, "local_test": False},
+        {"rounds": 3, "evaluated": False, "local_test": False},
+        {"rounds": 3, "evaluated": False, "local_test": True},
+        {"clients": 12, "num_classes": 15, "epochs": 0},
+        {"clients": 70, "rounds": 50, "per_round": 7, "num_classes": 30},
+    ],
+)
+def test_runs_of_any_kind_have_a_page(make_run: MakeRun, options: dict[str, Any]) -> None:
+    page = checked(write_page(make_run(**options)))
+    assert ("not measured" in page.text) == (not options.get("evaluated", True))
+
+
+def test_a_large_run_has_a_small_page(make_run: MakeRun) -> None:
+    folder = make_run(clients=100, rounds=100, per_round=50, epochs=5)
+    assert write_page(folder).stat().st_size < 1_500_000
+
+
+def test_500_clients_have_a_small_page(make_run: MakeRun) -> None:
+    folder = make_run(clients=500, rounds=4, num_classes=100)
+    path = write_page(folder)
+    checked(path)
+    assert path.stat().st_size < 1_500_000
+
+
+def test_a_diverged_run_says_so(make_run: MakeRun) -> None:
+    folder = make_run(rounds=3)
+    rows = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    for row in rows:
+        if row["event"] == "round_finished" and row["round"] == 1:
+            row["loss"] = float("nan")
+            row["local_losses"] = {"0": [float("inf"), 3.0], "1": [1e30, float("nan")]}
+    (folder / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = write_page(folder).read_text()
+    assert "1 round gave no finite loss" in text
+    assert not re.search(r'points="[^"]*(nan|inf)', text)
+
+
+def test_epsilon_is_shown_with_who_reckoned_it_and_where_noise_came_from(make_run: MakeRun) -> None:
+    privacy = {"epsilon": 3.25, "delta": 1e-5, "accountant": "RDP", "reason": "", "releases": {}}
+    folder = edited(
+        make_run(), privacy=privacy | {"releases": {"weights": {"count": 1, "epsilon": 3.25, "delta": 1e-5}}}
+    )
+    row = {"index": 0, "client": 0, "round": 0, "phase": "fit", "kind": "weights", "parts": ["weights"]}
+    row |= {"mechanism": "gaussian", "parameters": {"sigma": 0.5}, "covers": "Theorem 1"}
+    (folder / "privacy.jsonl").write_text(json.dumps(row) + "\n")
+    text = "\n".join(checked(write_page(folder)).text)
+    for told in (
+        "ε = 3.25",
+        "at δ = 1e-05 (RDP)",
+        "gaussian (sigma 0.5)",
+        "Theorem 1",
+        "no protection from who knows the seed",
+    ):
+        assert told in text
+    (folder / "config.toml").write_text((folder / "config.toml").read_text().replace('"seeded"', '"secret"'))
+    assert "who knows the seed" not in write_page(folder).read_text()
+
+
+def test_no_guarantee_is_told_with_its_reason(make_run: MakeRun) -> None:
+    page = checked(write_page(make_run()))
+    place = page.text.index("no guarantee")
+    assert page.text[place + 1] == "scalars, weights left clients uncovered"
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "mood"),
+    [
+        ({}, "agree to the byte", "good"),
+        ({"differing": 2}, "2 rows differ", "bad"),
+        ({"missing": 1}, "agree where both have rows", ""),
+        ({"only_client": 1}, "agree where both have rows", ""),
+    ],
+)
+def test_the_ledger_tile_is_honest(make_run: MakeRun, check: dict[str, int], value: str, mood: str) -> None:
+    folder = make_run()
+    summary = json.loads((folder / "summary.json").read_text())
+    edited(folder, ledger_check=summary["ledger_check"] | check)
+    tile = next(tile for tile in tiles(read_run(folder)) if tile.name == "ledgers")
+    assert (tile.value, tile.mood) == (value, mood)
+
+
+def test_measured_bytes_that_miss_the_formula_are_told(make_run: MakeRun) -> None:
+    folder = make_run()
+    part = json.loads((folder / "summary.json").read_text())["bytes"]
+    edited(folder, bytes=part | {"predicted": part["predicted"] | {"total": part["predicted"]["total"] // 2}})
+    tile = next(tile for tile in tiles(read_run(folder)) if tile.name == "overhead")
+    assert "+100 % off the predicted" in tile.note
+
+
+def test_kernel_counts_that_are_not_exact_say_why(make_run: MakeRun) -> None:
+    folder = make_run()
+    part = json.loads((folder / "summary.json").read_text())["bytes"]
+    assert "HTTP/2 and TLS around them" in checked(write_page(folder)).text
+    edited(folder, bytes=part | {"transport": None, "kernel_note": "the run was resumed"})
+    page = checked(write_page(folder))
+    assert "the run was resumed" in page.text
+    assert "HTTP/2 and TLS around them" not in page.text
+
+
+def test_text_from_a_run_is_escaped(make_run: MakeRun) -> None:
+    folder = edited(make_run(), method="<script>alert(1)</script>", dataset="a&b")
+    text = write_page(folder).read_text()
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+    assert "a&amp;b" in text
+
+
+def test_show_runs_prints_the_table_and_the_path_of_each(make_run: MakeRun) -> None:
+    folders = [make_run(), make_run()]
+    out = io.StringIO()
+    show_runs(folders, Console(file=out, width=80))
+    text = out.getvalue()
+    for folder in folders:
+        assert f"report: {folder / 'report.html'}\n" in text
+        assert (folder / "report.html").is_file()
+        assert not (folder / "report.html.tmp").exists()
+    assert text.count("Bytes on the wire") == 2
+
+
+def test_the_command_takes_many_folders(make_run: MakeRun) -> None:
+    folders = [make_run(), make_run()]
+    result = CliRunner().invoke(app, ["report", *map(str, folders)])
+    assert result.exit_code == 0
+    assert all((folder / "report.html").is_file() for folder in folders)
+
+
+def test_a_wrong_folder_among_many_is_told_before_anything_is_written(make_run: MakeRun, tmp_path: Path) -> None:
+    good = make_run()
+    with pytest.raises(ConfigError, match="no run at"):
+        show_runs([good, tmp_path / "nope"], Console(quiet=True))
+    assert not (good / "report.html").exists()
+
+
+def test_a_folder_that_takes_no_file_is_a_clear_error(make_run: MakeRun) -> None:
+    folder = make_run()
+    (folder / "report.html.tmp").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot write .*report\.html"):
+        write_page(folder)

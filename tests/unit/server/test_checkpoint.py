@@ -1,0 +1,126 @@
+"""Checkpoints: the old one or the new one, never a mix, and a damaged one is never gone on from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedrpc.errors import ConfigError
+from fedrpc.methods.fedavg import Global
+from fedrpc.server import checkpoint as checkpoints
+from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder, pack, unpack, write_durably
+from tests.unit.wire.messages import Everything, everything, same
+
+
+def checkpoint(round_index: int, value: float = 0.0) -> Checkpoint:
+    state = pack(Global({"w": torch.full((3,), value)}))
+    return Checkpoint(round_index, state, [{"event": "round_finished", "round": round_index}], [10, 20], 1.5)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+def test_a_run_that_never_was_has_no_checkpoint(folder):
+    assert CheckpointFolder(folder).load() is None
+
+
+@pytest.mark.parametrize("round_index", [-1, 0, 12])
+def test_a_checkpoint_comes_back_whole(folder, round_index):
+    CheckpointFolder(folder).save(checkpoint(round_index))
+    assert CheckpointFolder(folder).load() == checkpoint(round_index)
+
+
+def test_only_the_last_one_is_kept(folder):
+    kept = CheckpointFolder(folder)
+    for round_index in range(-1, 4):
+        kept.save(checkpoint(round_index, round_index))
+    assert kept.load() == checkpoint(3, 3)
+    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "state-3.safetensors"]
+
+
+def test_a_crash_at_any_write_leaves_the_old_or_the_new_one(folder, tmp_path, monkeypatch):
+    kept = CheckpointFolder(folder)
+    kept.save(checkpoint(4, 4))
+    copies: list[Path] = []
+
+    def spy(self: Path, target: Path) -> Path:
+        for when in ("before", "after"):
+            if when == "after":
+                replace(self, target)
+            copies.append(tmp_path / f"copy-{len(copies)}")
+            shutil.copytree(folder, copies[-1])
+        return target
+
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", spy)
+    kept.save(checkpoint(5, 5))
+    monkeypatch.undo()
+    assert len(copies) == 4
+    loaded = [CheckpointFolder(copy).load() for copy in copies]
+    assert loaded == [checkpoint(4, 4)] * 3 + [checkpoint(5, 5)]
+    for copy in copies:
+        again = CheckpointFolder(copy)
+        again.save(checkpoint(6, 6))
+        assert again.load() == checkpoint(6, 6)
+
+
+def test_the_state_is_on_disk_before_the_manifest_names_it(folder, monkeypatch):
+    order: list[str] = []
+    monkeypatch.setattr(
+        checkpoints, "write_durably", lambda path, data: order.append(path.name) or write_durably(path, data)
+    )
+    CheckpointFolder(folder).save(checkpoint(2))
+    assert order == ["state-2.safetensors", "manifest.json"]
+
+
+def test_a_state_that_was_changed_is_refused(folder):
+    kept = CheckpointFolder(folder)
+    kept.save(checkpoint(2))
+    path = folder / "state-2.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"state-2\.safetensors .* was changed"):
+        kept.load()
+    path.unlink()
+    with pytest.raises(ConfigError, match="can not be read"):
+        kept.load()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "3", "{}", '{"round": 1}', '"text"', "\xff"])
+def test_a_manifest_that_is_none_is_refused_in_one_line(folder, text):
+    kept = CheckpointFolder(folder)
+    kept.save(checkpoint(2))
+    (folder / "manifest.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match="can not be read"):
+        kept.load()
+
+
+@pytest.mark.parametrize("lost", ["round", "file", "sha256", "records", "kernel", "seconds"])
+def test_a_manifest_that_lacks_a_key_is_refused_in_one_line(folder, lost):
+    kept = CheckpointFolder(folder)
+    kept.save(checkpoint(2))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest[lost]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match="can not be read"):
+        kept.load()
+
+
+def test_any_state_can_be_packed():
+    assert same(unpack(everything(), pack(everything())), everything())
+    assert isinstance(unpack(everything(), pack(everything())), Everything)
+
+
+def test_a_durable_write_replaces_the_file_at_once(tmp_path):
+    path = tmp_path / "file"
+    write_durably(path, b"one")
+    write_durably(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,520 @@
+"""Tasks: in cohort order, one a client, never lost and never twice, whatever sessions and clocks do."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedrpc.config import LimitsConfig
+from fedrpc.server.mailbox import Mailbox, Missing, Question, Task
+from fedrpc.server.roster import Roster, Session
+from fedrpc.wire.v1 import coordinator_pb2 as pb
+from tests.fakes import asynchronous, task_of
+from tests.unit.server.clock import Clock
+from tests.unit.wire.messages import One, everything, frames_of
+
+MESSAGE = One(torch.zeros(2))
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    return Clock.installed(monkeypatch)
+
+
+class Post:
+    """A mailbox, its clients' sessions and their parked polls."""
+
+    def __init__(self, num_clients: int = 3, parallel: int = 0, **limits: float) -> None:
+        self.roster = Roster(num_clients, grace_s=5)
+        self.lost: list[int] = []
+        self.mailbox = Mailbox(
+            self.roster, LimitsConfig(**limits), parallel, lambda session: self.lost.append(session.client)
+        )
+        self.sessions = {client: self.roster.join(client, "a")[0] for client in range(num_clients)}
+        self.polls: dict[int, asyncio.Task[Any]] = {}
+
+    async def poll(self, *clients: int) -> None:
+        """Parks a poll for each of these clients."""
+        for client in clients:
+            self.polls[client] = asyncio.create_task(self.mailbox.next(self.sessions[client]))
+            await settle()
+
+    def got(self, client: int) -> Any:
+        """What a client's poll brought, or nothing yet."""
+        return self.polls[client].result() if self.polls[client].done() else None
+
+    async def rejoin(self, client: int, instance: str = "a") -> Session:
+        """A client comes again."""
+        session, old = self.roster.join(client, instance)
+        if old:
+            self.mailbox.session_replaced(old)
+        self.sessions[client] = session
+        await settle()
+        return session
+
+    def task(self, client: int, step: int = 0) -> Task:
+        task = task_of(client, MESSAGE, step=step)
+        task.posted_at = self.mailbox_now()
+        return task
+
+    def mailbox_now(self) -> float:
+        from fedrpc.server import mailbox
+
+        return mailbox.time.monotonic()
+
+    def tasks(self) -> list[Task]:
+        return [self.task(client) for client in self.sessions]
+
+
+async def settle() -> None:
+    """Lets everything that can go on go on."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def reason(task: Task) -> str:
+    outcome = task.outcome.result()
+    assert isinstance(outcome, Missing)
+    return outcome.reason
+
+
+# Order
+
+
+@asynchronous
+async def test_a_parked_poll_brings_the_task():
+    post = Post(1)
+    await post.poll(0)
+    assert post.got(0) is None
+    [task] = post.tasks()
+    post.mailbox.post([task])
+    await settle()
+    assert post.got(0) is task
+
+
+@asynchronous
+async def test_a_task_waits_for_the_poll():
+    post = Post(1)
+    [task] = post.tasks()
+    post.mailbox.post([task])
+    await post.poll(0)
+    assert post.got(0) is task
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 8, 0])
+@asynchronous
+async def test_tasks_are_leased_in_cohort_order_and_at_most_so_many(parallel):
+    post = Post(8, parallel)
+    await post.poll(*reversed(range(8)))
+    tasks = post.tasks()
+    post.mailbox.post(tasks)
+    limit = parallel or 8
+    leased: list[int] = []
+    for _ in range(8):
+        await settle()
+        out = [task.client for task in tasks if task.leased and not task.done]
+        assert len(out) <= limit
+        leased += [client for client in out if client not in leased]
+        post.mailbox.answered(tasks[out[-1]], Path(f"reply-{out[-1]}"))
+    assert leased == list(range(8))
+    assert all(task.done for task in tasks)
+
+
+@asynchronous
+async def test_a_client_that_is_not_parked_does_not_hold_up_the_others():
+    post = Post(3, parallel=1)
+    await post.poll(1, 2)
+    post.mailbox.post(post.tasks())
+    await settle()
+    assert post.got(1).client == 1
+    assert post.got(2) is None
+
+
+@asynchronous
+async def test_a_busy_client_never_gets_a_second_task():
+    post = Post(1)
+    first, second = post.task(0), post.task(0, step=1)
+    await post.poll(0)
+    post.mailbox.post([first, second])
+    await settle()
+    assert post.got(0) is first
+    post.mailbox.delivered(first, 0)
+    await post.poll(0)
+    assert post.got(0) is None
+    post.mailbox.answered(first, Path("reply"))
+    await settle()
+    assert post.got(0) is second
+
+
+@asynchronous
+async def test_a_newer_poll_replaces_an_older_one():
+    post = Post(1)
+    await post.poll(0)
+    older = post.polls[0]
+    await post.poll(0)
+    assert isinstance(older.result(), pb.Idle)
+    [task] = post.tasks()
+    post.mailbox.post([task])
+    await settle()
+    assert post.got(0) is task
+
+
+@asynchronous
+async def test_a_poll_that_brings_nothing_ends_with_idle_and_the_durable_round():
+    post = Post(1, poll_s=0.01)
+    post.mailbox.durable_round = 4
+    idle = await asyncio.wait_for(post.mailbox.next(post.sessions[0]), 10)
+    assert (idle.finished, idle.durable_round) == (False, 4)
+    assert post.sessions[0].parked is None
+
+
+# Sessions
+
+
+@asynchronous
+async def test_a_lost_session_gives_its_task_back_with_the_next_attempt(clock):
+    post = Post(1)
+    [task] = post.tasks()
+    await post.poll(0)
+    post.mailbox.post([task])
+    await settle()
+    post.mailbox.delivered(task, 0)
+    clock.advance(6)
+    post.mailbox.reap()
+    assert post.lost == [0]
+    assert (task.leased, task.attempt, task.delivered_at, task.done) == (False, 1, None, False)
+    await post.rejoin(0, "b")
+    await post.poll(0)
+    assert post.got(0) is task
+
+
+@asynchronous
+async def test_a_lost_session_frees_its_lease_for_others(clock):
+    post = Post(2, parallel=1)
+    tasks = post.tasks()
+    await post.poll(0, 1)
+    post.mailbox.post(tasks)
+    await settle()
+    assert [task.leased for task in tasks] == [True, False]
+    clock.advance(6)
+    post.mailbox.reap()
+    await settle()
+    assert [task.leased for task in tasks] == [False, True]
+
+
+@asynchronous
+async def test_a_client_that_joins_again_gets_its_task_again():
+    post = Post(1)
+    [task] = post.tasks()
+    await post.poll(0)
+    post.mailbox.post([task])
+    await settle()
+    post.mailbox.delivered(task, 0)
+    await post.rejoin(0)
+    await post.poll(0)
+    assert post.got(0) is task
+    assert task.attempt == 1
+
+
+@asynchronous
+async def test_joining_again_ends_the_old_poll():
+    post = Post(1)
+    await post.poll(0)
+    older = post.polls[0]
+    await post.rejoin(0)
+    await settle()
+    assert isinstance(older.result(), pb.Idle)
+
+
+@asynchronous
+async def test_a_delivery_that_breaks_is_made_again():
+    post = Post(1)
+    [task] = post.tasks()
+    await post.poll(0)
+    post.mailbox.post([task])
+    await settle()
+    post.mailbox.undelivered(task, 0)
+    assert (task.leased, task.attempt) == (False, 1)
+    await post.poll(0)
+    assert post.got(0) is task
+
+
+@asynchronous
+async def test_an_old_delivery_that_breaks_late_does_not_disturb_the_new_one(clock):
+    post = Post(1)
+    [task] = post.tasks()
+    await post.poll(0)
+    post.mailbox.post([task])
+    await settle()
+    await post.rejoin(0)
+    await post.poll(0)
+    assert post.got(0) is task
+    assert task.attempt == 1
+    post.mailbox.undelivered(task, 0)  # the stream of the old session ends only now
+    assert (task.leased, task.attempt) == (True, 1)
+    post.mailbox.delivered(task, 0)
+    assert task.delivered_at is None, "the deadline is of the delivery that counts"
+    await post.poll(0)
+    assert post.got(0) is None, "the client is busy with it"
+
+
+@asynchronous
+async def test_a_poll_that_breaks_off_just_when_it_is_woken_loses_no_task():
+    post = Post(1)
+    [task] = post.tasks()
+    await post.poll(0)
+    post.mailbox.post([task])
+    post.polls[0].cancel()
+    await settle()
+    assert post.polls[0].cancelled()
+    await post.poll(0)
+    assert post.got(0) is task
+    assert task.attempt == 1
+
+
+@asynchronous
+async def test_a_task_does_not_go_to_a_session_that_was_replaced_meanwhile():
+    post = Post(1)
+    [task] = post.tasks()
+    await post.poll(0)
+    older = post.polls[0]
+    post.mailbox.post([task])
+    session, old = post.roster.join(0, "a")
+    post.mailbox.session_replaced(old)
+    post.sessions[0] = session
+    await settle()
+    assert isinstance(older.result(), pb.Idle)
+    await post.poll(0)
+    assert post.got(0) is task
+    assert task.attempt == 1
+
+
+# Time limits
+
+
+@asynchronous
+async def test_the_deadline_starts_with_the_delivery(clock):
+    post = Post(1, deadline_s=100)
+    [task] = post.tasks()
+    await post.poll(0)
+    post.mailbox.post([task])
+    await settle()
+    post.sessions[0].streams = 1  # the delivery takes long, and moves
+    clock.advance(1000)
+    post.mailbox.reap()
+    assert not task.done
+    post.mailbox.delivered(task, 0)
+    await post.poll(0)
+    clock.advance(100)
+    post.mailbox.reap()
+    assert not task.done
+    clock.advance(0.1)
+    post.mailbox.reap()
+    assert reason(task) == "no answer within 100 s"
+    await settle()
+    assert post.got(0) == pb.Cancel(task_id=task.task_id, reason="no answer within 100 s")
+
+
+@asynchronous
+async def test_an_answer_that_is_coming_in_is_not_cut_off(clock):
+    post = Post(1, deadline_s=100)
+    [task] = post.tasks()
+    await post.poll(0)
+    post.mailbox.post([task])
+    await settle()
+    post.mailbox.delivered(task, 0)
+    await post.poll(0)
+    task.receiving = 1
+    clock.advance(1000)
+    post.mailbox.reap()
+    assert not task.done
+    task.receiving = 0
+    post.mailbox.reap()
+    assert task.done
+
+
+@asynchronous
+async def test_an_absent_client_is_given_up_after_a_while(clock):
+    post = Post(2, absent_s=60)
+    post.roster.close(post.sessions[1])
+    tasks = post.tasks()
+    await post.poll(0)
+    post.mailbox.post(tasks)
+    clock.advance(60)
+    post.mailbox.reap()
+    assert not tasks[1].done
+    clock.advance(0.1)
+    post.mailbox.reap()
+    assert reason(tasks[1]) == "not connected for 60 s"
+    assert not tasks[0].done
+
+
+@asynchronous
+async def test_an_absence_counts_from_when_the_client_went(clock):
+    post = Post(1, absent_s=60)
+    [task] = post.tasks()
+    post.mailbox.post([task])
+    await post.poll(0)
+    assert post.got(0) is task
+    await post.poll(0)
+    clock.advance(300)
+    post.mailbox.reap()
+    assert post.lost == []
+    post.polls[0].cancel()
+    await settle()
+    clock.advance(6)
+    post.mailbox.reap()
+    assert post.lost == [0]
+    clock.advance(59)
+    post.mailbox.reap()
+    assert not task.done
+    clock.advance(2)
+    post.mailbox.reap()
+    assert task.done
+
+
+@asynchronous
+async def test_a_client_that_waits_for_a_free_lease_is_not_absent(clock):
+    post = Post(2, parallel=1, absent_s=10, deadline_s=1000)
+    tasks = post.tasks()
+    await post.poll(0, 1)
+    post.mailbox.post(tasks)
+    await settle()
+    post.mailbox.delivered(tasks[0], 0)
+    await post.poll(0)
+    clock.advance(100)
+    post.mailbox.reap()
+    assert not any(task.done for task in tasks)
+
+
+# Endings
+
+
+@asynchronous
+async def test_a_cancel_reaches_the_next_poll():
+    post = Post(1)
+    [task] = post.tasks()
+    await post.poll(0)
+    post.mailbox.post([task])
+    await settle()
+    post.mailbox.delivered(task, 0)
+    post.mailbox.withdraw([task], "the round is over")
+    assert reason(task) == "the round is over"
+    await post.poll(0)
+    assert post.got(0) == pb.Cancel(task_id=task.task_id, reason="the round is over")
+    await post.poll(0)
+    assert post.got(0) is None, "told once"
+
+
+@asynchronous
+async def test_a_cancel_wakes_a_parked_poll_and_then_comes_the_next_task():
+    post = Post(1)
+    first, second = post.task(0), post.task(0, step=1)
+    await post.poll(0)
+    post.mailbox.post([first])
+    await settle()
+    post.mailbox.delivered(first, 0)
+    await post.poll(0)
+    post.mailbox.withdraw([first], "why")
+    post.mailbox.post([second])
+    await settle()
+    assert post.got(0).task_id == first.task_id
+    await post.poll(0)
+    assert post.got(0) is second
+
+
+@asynchronous
+async def test_a_cancel_is_not_lost_with_the_poll_that_would_have_brought_it():
+    post = Post(1)
+    [task] = post.tasks()
+    await post.poll(0)
+    post.mailbox.post([task])
+    await settle()
+    post.mailbox.delivered(task, 0)
+    await post.poll(0)
+    post.mailbox.withdraw([task], "why")
+    post.polls[0].cancel()
+    await settle()
+    await post.poll(0)
+    assert post.got(0) == pb.Cancel(task_id=task.task_id, reason="why")
+
+
+@asynchronous
+async def test_withdrawing_what_nobody_works_on_tells_nobody():
+    post = Post(2)
+    one, two = post.tasks()
+    await post.poll(0)
+    post.mailbox.post([one])
+    await settle()
+    post.mailbox.answered(one, Path("reply"))
+    post.mailbox.post([two])
+    post.mailbox.withdraw([one, two], "why")
+    assert one.outcome.result() == Path("reply")
+    assert reason(two) == "why"
+    await post.poll(0, 1)
+    assert post.got(0) is None
+    assert post.got(1) is None
+
+
+@asynchronous
+async def test_a_second_answer_is_a_duplicate_and_a_late_one_is_late():
+    post = Post(2)
+    one, two = post.tasks()
+    await post.poll(0, 1)
+    post.mailbox.post([one, two])
+    assert post.mailbox.find(one.task_id) is one
+    post.mailbox.answered(one, Path("reply"))
+    post.mailbox.withdraw([two], "why")
+    assert post.mailbox.find(one.task_id) is None
+    assert post.mailbox.find(two.task_id) is None
+    assert post.mailbox.was_answered(one.task_id)
+    assert not post.mailbox.was_answered(two.task_id)
+
+
+@asynchronous
+async def test_a_client_that_says_why_it_has_no_answer_is_free_again():
+    post = Post(1)
+    first, second = post.task(0), post.task(0, step=1)
+    await post.poll(0)
+    post.mailbox.post([first, second])
+    await settle()
+    post.mailbox.failed(first, "ValueError: no")
+    assert reason(first) == "ValueError: no"
+    await post.poll(0)
+    assert post.got(0) is second
+
+
+@asynchronous
+async def test_the_end_of_the_run_reaches_parked_and_later_polls():
+    post = Post(2)
+    post.mailbox.durable_round = 9
+    await post.poll(0)
+    post.mailbox.finish("the run is complete")
+    await post.poll(1)
+    await settle()
+    for client in (0, 1):
+        assert post.got(client) == pb.Idle(finished=True, reason="the run is complete", durable_round=9)
+
+
+@asynchronous
+async def test_memory_of_old_answers_is_bounded():
+    post = Post(1)
+    for step in range(10_050):
+        post.mailbox.answered(task_of(0, None, step=step), Path("reply"))
+    assert len(post.mailbox._ended) == 10_000
+
+
+# Questions
+
+
+def test_a_question_is_encoded_once():
+    question = Question(everything())
+    question.prepare()
+    assert question.payload is question.payload
+    assert question.frames is question.frames
+    assert [data for _, _, data in question.frames] == frames_of(everything())[1:]
+    assert sum(size for _, size, _ in question.frames) == question.payload.size_bytes

@@ -1,0 +1,72 @@
+"""Replies on disk: named when whole, reused only for the very same question, gone when their round is durable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedrpc.server.spool import Spool
+from fedrpc.wire.codec import encode
+from fedrpc.wire.frames import write_file
+from tests.unit.wire.messages import One, envelope_of
+
+
+def spooled(spool: Spool, round_index: int = 0, task: str = "task", question: bytes = b"question") -> Path:
+    payload = encode(One(torch.arange(20)))
+    incoming = spool.incoming(round_index, task)
+    write_file(incoming, envelope_of(payload, question=question), payload, sync=False)
+    return spool.keep(incoming, round_index, task)
+
+
+@pytest.fixture
+def spool(tmp_path) -> Spool:
+    return Spool(tmp_path / "spool")
+
+
+def test_a_reply_is_reused_for_the_very_same_question_only(spool):
+    path = spooled(spool)
+    assert spool.exists(0, "task")
+    assert spool.reusable(0, "task", b"question") == path
+    assert spool.reusable(0, "task", b"another") is None
+    assert not spool.exists(0, "task"), "an answer to another question is of no use"
+
+
+def test_there_is_nothing_to_reuse_of_another_task_or_round(spool):
+    spooled(spool)
+    assert spool.reusable(0, "other", b"question") is None
+    assert spool.reusable(1, "task", b"question") is None
+    assert not spool.exists(1, "task")
+
+
+@pytest.mark.parametrize("round_index", [-1, 0, 17])
+def test_a_restart_finds_whole_replies_and_drops_transfers_that_broke(tmp_path, round_index):
+    first = Spool(tmp_path)
+    path = spooled(first, round_index)
+    broken = first.incoming(round_index, "broken")
+    broken.write_bytes(b"half")
+    again = Spool(tmp_path)
+    assert again.reusable(round_index, "task", b"question") == path
+    assert not broken.exists()
+
+
+def test_two_transfers_of_one_task_do_not_write_to_one_file(spool):
+    assert spool.incoming(0, "task") != spool.incoming(0, "task")
+
+
+def test_a_damaged_reply_is_not_reused(spool):
+    data = spooled(spool).read_bytes()
+    for length in range(0, len(data), 5):
+        spooled(spool).write_bytes(data[:length])
+        assert spool.reusable(0, "task", b"question") is None
+    for start in range(0, 160, 8):
+        spooled(spool).write_bytes(data[:start] + b"\xee" * 8 + data[start + 8 :])
+        assert spool.reusable(0, "task", b"question") is None, "the bytes are not those that came"
+
+
+def test_replies_of_durable_rounds_go(spool):
+    for round_index in (-1, 0, 1, 2):
+        spooled(spool, round_index)
+    spool.clear(1)
+    assert [spool.exists(round_index, "task") for round_index in (-1, 0, 1, 2)] == [False, False, False, True]

@@ -1,0 +1,148 @@
+"""summary.json: hashes, sums and shares that can be checked by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import fedrpc
+from fedrpc.methods.base import Cost
+from fedrpc.methods.fedavg import FedAvg
+from fedrpc.models.state import payload_bytes, tensors
+from fedrpc.server import summary
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.ledger import Key, Sums
+from tests.fakes import problem_of
+
+WEIGHTS = {"a": torch.zeros(2, 3), "n": torch.tensor(4), "h": torch.ones(2, dtype=torch.bfloat16)}
+
+
+def test_equal_models_have_equal_hashes_whatever_their_order():
+    assert summary.model_sha256(WEIGHTS) == summary.model_sha256(dict(reversed(WEIGHTS.items())))
+    assert summary.model_sha256(WEIGHTS) == summary.model_sha256({name: t.clone() for name, t in WEIGHTS.items()})
+    assert summary.model_sha256({"a": torch.zeros(3, 2).t()}) == summary.model_sha256({"a": torch.zeros(2, 3)})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"a": torch.zeros(3, 2)},
+        {"a": torch.zeros(2, 3, dtype=torch.int32)},
+        {"a": torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, -0.0]])},
+        {"n": torch.tensor(5)},
+        {"n": torch.tensor([4])},
+        {"b": torch.zeros(0)},
+    ],
+    ids=["shape", "dtype", "sign", "value", "dims", "name"],
+)
+def test_models_that_differ_in_a_bit_have_different_hashes(change):
+    assert summary.model_sha256(WEIGHTS | change) != summary.model_sha256(WEIGHTS)
+
+
+def test_shapes_are_those_of_the_problem():
+    problem = problem_of("fedavg", local_test=0.25, clients=3)
+    weights = tensors(problem.network())
+    shapes = summary.shapes_of(problem, weights, [[0, 2], [1]])
+    assert shapes.weights_bytes == payload_bytes(weights)
+    assert shapes.num_asked == 3
+    assert shapes.num_examples == [len(problem.client_data(client).train) for client in range(3)]
+    assert (shapes.shape, shapes.sample_floats, shapes.num_classes, shapes.epochs) == ((1, 28, 28), 784, 10, 1)
+    for client in range(3):
+        counts = torch.bincount(problem.client_data(client).train.y, minlength=10).tolist()
+        assert list(shapes.class_counts[client]) == counts
+
+
+def test_weights_are_four_bytes_a_float_and_eight_a_batchnorm_counter():
+    network = problem_of("fedavg").network()
+    floats = sum(t.numel() for t in network.state_dict().values() if t.is_floating_point())
+    counters = sum(name.endswith("num_batches_tracked") for name in network.state_dict())
+    assert counters
+    assert payload_bytes(tensors(network)) == 4 * floats + 8 * counters
+
+
+def test_accuracy_without_an_evaluation_is_empty():
+    assert summary.accuracy([]) == {}
+    assert summary.accuracy([{"event": "round_finished", "round": 0}]) == {}
+
+
+def records() -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for index, accuracy in enumerate([10.0, 50.0, 40.0]):
+        rows.append({"event": "round_finished", "round": index, "accuracy": accuracy})
+        rows.append({"event": "evaluated", "round": index, "per_class": [accuracy, 20.0, None]})
+    return rows
+
+
+def test_accuracy_is_last_mean_of_last_ten_and_best():
+    got = summary.accuracy(records())
+    assert got["global"] == 40
+    assert got["last10"] == pytest.approx(100 / 3)
+    assert (got["best"], got["best_round"]) == (50, 1)
+    assert got["per_class"] == [40, 20, None]
+    assert got["class_variance"] == pytest.approx(100)
+    assert "client_mean" not in got
+
+
+def test_a_final_evaluation_is_the_last_word():
+    final = {"event": "evaluated", "round": 3, "final": True, "accuracy": 70.0, "per_class": [70.0, 70.0, 70.0]}
+    got = summary.accuracy([*records(), final])
+    assert got["global"] == got["best"] == 70
+    assert got["class_variance"] == 0
+
+
+def test_clients_with_a_test_of_their_own_are_summed_up():
+    rows = records()
+    rows[-1]["per_client"] = {
+        "0": {"correct": 5, "of": 10},
+        "1": {"correct": 10, "of": 10},
+        "2": {"correct": 0, "of": 0},
+    }
+    got = summary.accuracy(rows)
+    assert got["client_mean"] == pytest.approx(75)
+    assert got["client_variance"] == pytest.approx(625)
+
+
+def test_bytes_hold_formula_and_ledger_against_each_other():
+    rows = {
+        Key(0, "fit", "weights", "down", 0, 0): Sums(100, 120, 2),
+        Key(0, "fit", "weights", "up", 0, 0): Sums(100, 130, 2),
+        Key(0, "fit", "scalars", "up", 0, 0): Sums(16, 30, 1),
+        Key(0, "session", "envelope", "up", 0, 0): Sums(0, 50, 5),
+    }
+    cost = Cost().add("down", Kind.WEIGHTS, 100).add("up", Kind.WEIGHTS, 100).add("up", Kind.SCALARS, 16)
+    baseline = Cost().add("down", Kind.WEIGHTS, 50).add("up", Kind.WEIGHTS, 58)
+    got = summary.bytes_part(rows, cost, baseline, {"down": 200, "up": 300}, "")
+    assert got["total"]["down"] == {"tensor": 100, "message": 120, "kernel": 200}
+    assert got["total"]["up"] == {"tensor": 116, "message": 210, "kernel": 300}
+    assert got["transport"] == 500 - 330
+    assert got["predicted"]["total"] == 216
+    assert got["predicted"]["by_kind"] == {"down": {"weights": 100}, "up": {"weights": 100, "scalars": 16}}
+    assert got["overhead_vs_fedavg"] == 2
+    assert json.loads(json.dumps(got)) == got
+
+
+def test_fedavg_has_no_overhead_over_itself():
+    problem = problem_of("fedavg")
+    shapes = summary.shapes_of(problem, tensors(problem.network()), [[0, 1], [2]])
+    cost = FedAvg().cost(shapes)
+    rows = {
+        Key(0, "fit", kind.label, side, 0, 0): Sums(size, size, 1)
+        for side, sizes in (("down", cost.down), ("up", cost.up))
+        for kind, size in sizes.items()
+    }
+    assert summary.bytes_part(rows, cost, cost, {"down": 0, "up": 0}, "")["overhead_vs_fedavg"] == 1
+
+
+def test_no_baseline_no_overhead():
+    assert summary.bytes_part({}, Cost(), Cost(), {"down": 0, "up": 0}, "")["overhead_vs_fedavg"] is None
+
+
+def test_the_heading_says_what_was_run():
+    config = problem_of("fedavg", rounds=5).config
+    got = summary.heading(config, "run-1", 5)
+    assert got["method"] == "fedavg"
+    assert (got["num_clients"], got["num_rounds"], got["seed"], got["run_id"]) == (4, 5, 7, "run-1")
+    assert got["version"] == fedrpc.__version__
+    assert got["config_hash"] == config.hash
