@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from fedrpc.errors import ConfigError, FedrpcError, Refused, Unavailable, WireError
+from fedrpc.credentials import ClientTls, channel_credentials
+from fedrpc.errors import FedrpcError, Refused, Unavailable, WireError
 from fedrpc.wire.frames import Assembler, chunk_frames, parse, stored_payload
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import SESSION, Attempt, Rows, frame_kind
@@ -18,7 +19,6 @@ from fedrpc.wire.tcpinfo import Meter
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 _SERVICE = "/fedrpc.wire.v1.Coordinator/"
-_LOOPBACK = ("localhost", "127.", "[::1]", "unix:")
 _REFUSALS = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.OUT_OF_RANGE,
@@ -50,28 +50,6 @@ class Task:
     buffers: list[memoryview]
 
 
-@dataclass(frozen=True)
-class Tls:
-    """Where a client's certificates are."""
-
-    ca: Path
-    cert: Path | None = None
-    key: Path | None = None
-
-
-def credentials(address: str, tls: Tls | None, insecure: bool) -> grpc.ChannelCredentials | None:
-    """TLS credentials, or None for plaintext, which anything but loopback must ask for by name."""
-    if tls is not None:
-        try:
-            cert, key = (path.read_bytes() if path else None for path in (tls.cert, tls.key))
-            return grpc.ssl_channel_credentials(tls.ca.read_bytes(), key, cert)
-        except OSError as error:
-            raise ConfigError(f"can not read the certificate {error.filename}: {error.strerror}") from None
-    if not insecure and not address.startswith(_LOOPBACK):
-        raise ConfigError(f"{address} is not loopback: give --tls-ca CA.pem, or --insecure to send in the clear")
-    return None
-
-
 class Transport:
     """One channel to one server.
 
@@ -82,9 +60,15 @@ class Transport:
     """
 
     def __init__(
-        self, address: str, client: int, book: Callable[[Rows], None], *, tls: Tls | None = None, insecure: bool = False
+        self,
+        address: str,
+        client: int,
+        book: Callable[[Rows], None],
+        *,
+        tls: ClientTls | None = None,
+        insecure: bool = False,
     ) -> None:
-        creds = credentials(address, tls, insecure)
+        creds = channel_credentials(address, tls, insecure)
         self._client, self._book = client, book
         self.address = address
         self._channel = (

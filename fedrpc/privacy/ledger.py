@@ -14,6 +14,18 @@ from fedrpc.wire.kinds import NOT_DATA_DERIVED, Kind
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 GENESIS = b"\0" * 32
+_LABELS = {kind.label for kind in Kind}
+_ROW: dict[str, Any] = {  # what every row has
+    "index": int,
+    "previous": str,
+    "round": int,
+    "phase": str,
+    "kind": str,
+    "parts": list,
+    "mechanism": (str, type(None)),
+    "parameters": dict,
+    "covers": str,
+}
 UNCOVERED = "no guarantee: released without noise"
 
 
@@ -47,16 +59,23 @@ class Release:
         return json.dumps({"index": index, "previous": previous.hex()} | values, separators=(",", ":"))
 
 
-def releases(parts: Iterable[pb.Part], guarantees: Mapping[Kind, Guarantee], where: Mapping[str, Any]) -> list[Release]:
-    """One release for each data-derived kind among the parts of an answer."""
-    by_kind: dict[Kind, list[str]] = {}
+def releases(parts: Iterable[pb.Part], guarantees: Mapping[str, Guarantee], where: Mapping[str, Any]) -> list[Release]:
+    """The releases among the parts of an answer: uncovered parts of a kind together, each covered part for itself.
+
+    Args:
+        guarantees: By part name; what covers one part covers no other.
+    """
+    found: list[Release] = []
+    bare: dict[Kind, list[str]] = {}
     for part in parts:
-        by_kind.setdefault(Kind(part.kind), []).append(part.name)
-    return [
-        Release(kind, tuple(names), guarantees.get(kind), where)
-        for kind, names in by_kind.items()
-        if kind not in NOT_DATA_DERIVED
-    ]
+        kind = Kind(part.kind)
+        if kind in NOT_DATA_DERIVED:
+            continue
+        if part.name in guarantees:
+            found.append(Release(kind, (part.name,), guarantees[part.name], where))
+        else:
+            bare.setdefault(kind, []).append(part.name)
+    return found + [Release(kind, tuple(names), None, where) for kind, names in bare.items()]
 
 
 def chained(previous: bytes, row: str) -> bytes:
@@ -95,6 +114,7 @@ class PrivacyFile:
             How many rows of this client are here now.
         """
         count, digest = self.head(client)
+        lines = []
         for index, row in enumerate(rows, start=first):
             if index < count:
                 continue
@@ -102,8 +122,10 @@ class PrivacyFile:
             if index != count or values["previous"] != digest.hex():
                 raise WireError(f"client {client}'s privacy row {index} does not continue the chain at row {count}")
             digest = chained(digest, row)
-            self._file.write(json.dumps(values | {"hash": digest.hex()}, separators=(",", ":")) + "\n")
+            lines.append(json.dumps(values | {"hash": digest.hex()}, separators=(",", ":")) + "\n")
             count += 1
+        # All of them or none: only now is it known that every row is right.
+        self._file.write("".join(lines))
         self._file.flush()
         self._heads[client] = (count, digest)
         return count
@@ -116,10 +138,15 @@ class PrivacyFile:
 def _parsed(row: str, client: int) -> dict[str, Any]:
     try:
         values = json.loads(row)
-        if not isinstance(values, dict) or values["client"] != client or "previous" not in values:
+        if not isinstance(values, dict) or values["client"] != client:
             raise ValueError("it is not this client's")
+        for name, types in _ROW.items():
+            if not isinstance(values[name], types):
+                raise ValueError(f"'{name}' is {values[name]!r:.40}")
+        if values["kind"] not in _LABELS:
+            raise ValueError(f"there is no kind '{values['kind']:.40}'")
         return values
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, RecursionError) as error:
         raise WireError(f"client {client} sent a privacy row that can not be read: {error}") from None
 
 

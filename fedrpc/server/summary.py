@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 import fedrpc
 from fedrpc.config import RunConfig
 from fedrpc.methods.base import Cost, Shapes
+from fedrpc.methods.fedavg import FedAvg
 from fedrpc.metrics import curve
 from fedrpc.metrics.fairness import client_fairness_of_counts
 from fedrpc.models.state import payload_bytes
@@ -31,18 +34,24 @@ def model_sha256(weights: Tensors) -> str:
 
 def shapes_of(problem: Problem, weights: Tensors, cohorts: Sequence[Sequence[int]]) -> Shapes:
     """What the method's cost formula is given."""
-    config = problem.config
+    num_classes, y = problem.dataset.num_classes, problem.dataset.train.y
+    counts = [
+        np.bincount(y[problem.local_indices(client)[0]], minlength=num_classes).tolist()
+        for client in range(problem.config.clients)
+    ]
     return Shapes(
         weights_bytes=payload_bytes(weights),
         cohorts=cohorts,
-        num_examples=[len(problem.local_indices(client)[0]) for client in range(config.clients)],
-        num_clients=config.clients,
-        num_classes=problem.dataset.num_classes,
+        num_examples=[sum(row) for row in counts],
+        class_counts=counts,
         sample_floats=math.prod(problem.dataset.shape),
-        epochs=config.train.epochs,
-        params=problem.params,
-        model=problem.network,
+        env=problem.env,
     )
+
+
+def fedavg_cost(problem: Problem, shapes: Shapes) -> Cost:
+    """The yardstick: FedAvg with the configured network, without what a method may have added to it."""
+    return FedAvg().cost(dataclasses.replace(shapes, weights_bytes=problem.base_bytes()))
 
 
 def accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
