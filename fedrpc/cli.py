@@ -86,7 +86,7 @@ def run(
 
     The same command again goes on where it was stopped.
     """
-    from fedrpc.local import run_local
+    from fedrpc.launch.local import run_local
 
     settings = _configuration(
         recipe,
@@ -212,8 +212,8 @@ def server(
     log_level: LogLevel = "info",
 ) -> None:
     """Serve one run; clients join from anywhere, in any order. The same command again goes on where it was stopped."""
+    from fedrpc.credentials import ServerTls
     from fedrpc.report.page import show_runs
-    from fedrpc.server.app import Tls
     from fedrpc.server.run import ServerOptions, serve
 
     settings = _configuration(
@@ -233,7 +233,7 @@ def server(
     )
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("--tls-cert and --tls-key go together")
-    tls = Tls(tls_cert, tls_key, tls_client_ca) if tls_cert and tls_key else None
+    tls = ServerTls(tls_cert, tls_key, tls_client_ca) if tls_cert and tls_key else None
     log.set_up(_level(log_level), role="server")
     options = ServerOptions(listen, out or _default_out(settings), data_dir, tls, insecure)
     run_async(serve(settings, options))
@@ -258,12 +258,10 @@ def client(
     from fedrpc.client.app import ClientOptions
     from fedrpc.client.app import run as run_client
     from fedrpc.client.identity import default_state_dir
-    from fedrpc.client.transport import Tls
+    from fedrpc.credentials import ClientTls
 
     log.set_up(_level(log_level), role="client", client=client_id)
-    if (tls_cert is None) != (tls_key is None) or (tls_cert and not tls_ca):
-        raise ConfigError("--tls-cert and --tls-key go together, and with --tls-ca")
-    tls = Tls(tls_ca, tls_cert, tls_key) if tls_ca else None
+    tls = ClientTls(tls_ca, tls_cert, tls_key) if tls_ca else None
     options = ClientOptions(
         server, client_id, state_dir or default_state_dir(), data_dir, device, tls, insecure, wait_s
     )

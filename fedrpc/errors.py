@@ -8,6 +8,7 @@ FedrpcError                      1
 ├── Unavailable                 75  the other side or a port is not there now (EX_TEMPFAIL): retry
 │   └── QuorumError             75  too few clients answered a phase
 ├── WireError                   76  bytes that break the wire contract (EX_PROTOCOL)
+├── Abstained                    1  a client chose not to answer (its privacy budget is spent)
 └── Cancelled                    1  the server withdrew the task that was being answered
 """
 
@@ -62,6 +63,10 @@ class WireError(FedrpcError):
     """Bytes that break the wire contract."""
 
     exit_code = 76
+
+
+class Abstained(FedrpcError):
+    """A client chose not to answer."""
 
 
 class Cancelled(FedrpcError):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import threading
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,10 @@ from fedrpc.data.datasets import DataSet, Split, load
 from fedrpc.data.examples import Examples
 from fedrpc.data.partition import Partition, local_split, partition, subsample
 from fedrpc.methods import METHODS
-from fedrpc.methods.base import ClientData, Method
+from fedrpc.methods.base import ClientData, Env, Method
 from fedrpc.seeds import derive
+
+_BUILDING = threading.Lock()  # torch's global generator is set while a network is made
 
 
 class Problem:
@@ -36,15 +41,35 @@ class Problem:
         self.config = config
         self.method: Method[Any] = METHODS[config.method]()
         self.params = params_of(config)
-        self.network()  # a model that does not fit the data says so now
+        # A model that does not fit the data says so now. `init` knows no method, phase or client.
+        self._base = self._seeded("init", self._configured)
+        self._template = self._seeded("init", lambda: self.method.network(self._configured))
+        self.env = Env(
+            params=self.params,
+            num_clients=config.clients,
+            num_classes=self.dataset.num_classes,
+            shape=self.dataset.shape,
+            train=config.train,
+            model=self.network,
+            build=lambda purpose, make: self._seeded(f"init-{purpose}", make),
+        )
+        self.method.check(self.env)
+
+    def _configured(self) -> nn.Module:
+        return models.build(self.config.model, self.dataset.shape, self.dataset.num_classes)
+
+    def _seeded(self, purpose: str, make: Callable[[], nn.Module]) -> nn.Module:
+        with _BUILDING, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(derive(self.config.seed, purpose).integers(2**63 - 1)))
+            return make()
 
     def network(self) -> nn.Module:
-        """A fresh network, always with the same initial weights: `init` knows no method, phase or client."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(derive(self.config.seed, "init").integers(2**63 - 1)))
-            return self.method.network(
-                lambda: models.build(self.config.model, self.dataset.shape, self.dataset.num_classes)
-            )
+        """A fresh copy of the network that travels, always with the same initial weights."""
+        return copy.deepcopy(self._template)
+
+    def base_bytes(self) -> int:
+        """The payload of the configured network alone, without what a method adds to it: FedAvg's yardstick."""
+        return models.payload_bytes(models.tensors(self._base))
 
     @cached_property
     def partition(self) -> Partition:

@@ -13,6 +13,8 @@ from typing import Any
 from fedrpc.errors import FedrpcError
 
 _PR_SET_PDEATHSIG = 1
+# gRPC's own lines on standard error, which would stand beside our one clear line; read when gRPC is first used.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 class Stopped(Exception):

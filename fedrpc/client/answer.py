@@ -31,15 +31,13 @@ class Answerer:
         self._problem, self._client, self._store, self._device = problem, client, store, device
         self._meter = meter
         self._data = problem.client_data(client)
-        self._cancelled = threading.Event()
 
-    def cancel(self) -> None:
-        """Makes the answer under way stop before its next batch."""
-        self._cancelled.set()
+    def answer(self, task: Task, stop: threading.Event) -> Path:
+        """The kept answer to a task; the same question again gives the same bytes again.
 
-    def answer(self, task: Task) -> Path:
-        """The kept answer to a task; the same question again gives the same bytes again."""
-        self._cancelled.clear()
+        Args:
+            stop: Set when the server withdraws the task.
+        """
         question = task.envelope
         kept = self._store.answer(question.task_id, question.digest)
         if kept is not None:
@@ -47,7 +45,7 @@ class Answerer:
         phase = self._phase(question.phase)
         message = decode(phase.down, question.parts, task.buffers)
         transaction = Transaction(self._store)
-        context = self._context(question, transaction)
+        context = self._context(question, transaction, stop)
         body = self._body(phase, context, message)
         if not isinstance(body, phase.up):
             raise TypeError(f"phase '{phase.name}' must answer with {phase.up.__name__}, got {type(body).__name__}")
@@ -60,6 +58,7 @@ class Answerer:
             parts=payload.parts,
             digest=payload.digest,
             question=question.digest,
+            epoch=question.epoch,
         )
         where = {
             "client": self._client,
@@ -78,16 +77,9 @@ class Answerer:
             raise WireError(f"{method.name} has no phase '{name}'; it has {', '.join(sorted(method.phases))}")
         return method.phases[name][0]
 
-    def _context(self, question: pb.Envelope, transaction: Transaction) -> AnswerContext:
+    def _context(self, question: pb.Envelope, transaction: Transaction, stop: threading.Event) -> AnswerContext:
         context = AnswerContext(
-            self._problem,
-            self._data,
-            self._client,
-            question.round,
-            question.step,
-            self._device,
-            transaction,
-            self._cancelled,
+            self._problem, self._data, self._client, question, device=self._device, store=transaction, stop=stop
         )
         # Dropout and the like draw from torch's global stream, which is set anew for each answer.
         torch.manual_seed(int(context.rng("torch").integers(2**63 - 1)))

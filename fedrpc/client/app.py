@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,16 +17,17 @@ from fedrpc import log
 from fedrpc.client.answer import Answerer
 from fedrpc.client.identity import Identity
 from fedrpc.client.store import ClientStore
-from fedrpc.client.transport import SessionLost, Task, Tls, Transport
+from fedrpc.client.transport import SessionLost, Task, Transport
 from fedrpc.config import RunConfig
+from fedrpc.credentials import ClientTls
 from fedrpc.device import choose
-from fedrpc.errors import Cancelled, FedrpcError, Refused, Unavailable, WireError
+from fedrpc.errors import Abstained, Cancelled, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.problem import Problem
+from fedrpc.wire.frames import SCHEMA_DIGEST
 from fedrpc.wire.ledger import SESSION, Rows, merge
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 _MAX_BAD_MESSAGES = 5  # in a row: then the fault is not a flipped bit
-SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class ClientOptions:
     state_dir: Path
     data_dir: Path | None = None
     device: str | None = None
-    tls: Tls | None = None
+    tls: ClientTls | None = None
     insecure: bool = False
     wait_s: float = 300.0
 
@@ -54,7 +55,7 @@ class ClientApp:
             options.server, options.client_id, self._book, tls=options.tls, insecure=options.insecure
         )
         self._session, self._joining = "", asyncio.Lock()
-        self._durable = -2
+        self._durable = 0
         self._store: ClientStore | None = None
         self._answerer: Answerer | None = None
         self._run_id = ""
@@ -63,6 +64,7 @@ class ClientApp:
         self._queue: asyncio.Queue[Task] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, "answer")
         self._current: Task | None = None
+        self._stop = threading.Event()  # ends the answer under way before its next batch
         self._withdrawn: set[str] = set()
         self._max_bytes = 8 << 30
 
@@ -78,8 +80,7 @@ class ClientApp:
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         finally:
-            if self._answerer:
-                self._answerer.cancel()
+            self._stop.set()
             self._thread.shutdown(wait=True, cancel_futures=True)
             await self._transport.close()
             if self._store:
@@ -105,7 +106,7 @@ class ClientApp:
                     await self._join()
                     return
                 except Unavailable as error:
-                    delay = min(3.0, 0.1 * 2**attempt) * random.uniform(0.5, 1.5)
+                    delay = _pause_s(attempt)
                     if time.monotonic() + delay > give_up:
                         raise Unavailable(f"{error}; gave up after {self._options.wait_s:g} s (--wait-s)") from None
                     if attempt == 3:
@@ -134,7 +135,7 @@ class ClientApp:
             self._log.warning("privacy_chain_adopted", rows=answer.privacy_rows, why="the local store was lost")
         self._privacy_held = answer.privacy_rows
         self._session = answer.session
-        self._see_durable(answer.durable_round)
+        self._see_durable(answer.durable)
         self._log.info("joined", run=answer.run_id)
 
     def _set_up(self, answer: pb.JoinResponse) -> None:
@@ -161,10 +162,14 @@ class ClientApp:
         self._store = ClientStore(folder)
         self._answerer = Answerer(problem, self._options.client_id, self._store, device, self._transport.meter)
 
-    def _see_durable(self, durable_round: int) -> None:
-        if durable_round > self._durable and self._store:
-            self._store.fold(durable_round)
-            self._durable = durable_round
+    def _see_durable(self, durable: int) -> None:
+        if durable > self._durable and self._store:
+            self._store.fold(durable)
+            self._durable = durable
+
+    def _is_over(self, task: Task) -> bool:
+        """Whether the server is past this task: nobody waits for it, and its kept answer is gone."""
+        return task.envelope.epoch < self._durable
 
     # Polling
 
@@ -176,6 +181,7 @@ class ClientApp:
                 got = await self._transport.poll(session, self._max_bytes)
                 bad = 0
             except (SessionLost, Unavailable):
+                await asyncio.sleep(_pause_s(0))
                 await self._rejoin(session)
                 continue
             except WireError as error:
@@ -186,7 +192,7 @@ class ClientApp:
                 await self._rejoin(session)  # a new session makes the server deliver the task again
                 continue
             if isinstance(got, pb.Idle):
-                self._see_durable(got.durable_round)
+                self._see_durable(got.durable)
                 if got.finished:
                     return got.reason
                 await asyncio.sleep(got.retry_ms / 1000)
@@ -196,7 +202,7 @@ class ClientApp:
                 self._take(got)
 
     def _take(self, task: Task) -> None:
-        self._see_durable(task.envelope.durable_round)
+        self._see_durable(task.envelope.durable)
         current = self._current
         if current and current.envelope.task_id == task.envelope.task_id:
             if current.envelope.digest == task.envelope.digest and task.envelope.task_id not in self._withdrawn:
@@ -207,15 +213,15 @@ class ClientApp:
 
     def _cancel(self, task_id: str) -> None:
         self._withdrawn.add(task_id)
-        if self._current and self._current.envelope.task_id == task_id and self._answerer:
-            self._answerer.cancel()
+        if self._current and self._current.envelope.task_id == task_id:
+            self._stop.set()
 
     # Working
 
     async def _work(self) -> None:
         while True:
             task = self._current = await self._queue.get()
-            if task.envelope.task_id in self._withdrawn:
+            if task.envelope.task_id in self._withdrawn or self._is_over(task):
                 continue
             try:
                 await self._answer(task)
@@ -226,40 +232,45 @@ class ClientApp:
 
     async def _answer(self, task: Task) -> None:
         assert self._answerer is not None
+        answer, self._stop = self._answerer.answer, threading.Event()
+        result: Path | pb.Failure
         try:
-            path = await asyncio.get_running_loop().run_in_executor(self._thread, self._answerer.answer, task)
+            result = await asyncio.get_running_loop().run_in_executor(self._thread, answer, task, self._stop)
         except Cancelled:
             raise
+        except Abstained as error:
+            self._log.warning("abstained", phase=task.envelope.phase, why=str(error))
+            result = pb.Failure(code=pb.Failure.CODE_ABSTAINED, reason=str(error)[:500])
         except Exception as error:
             expected = isinstance(error, FedrpcError)
             self._log.error("answer_failed", phase=task.envelope.phase, error=str(error), exc_info=not expected)
-            await self._submit(task, None, f"{type(error).__name__}: {error}")
-        else:
-            await self._submit(task, path, "")
+            result = pb.Failure(code=pb.Failure.CODE_ERROR, reason=f"{type(error).__name__}: {error}"[:500])
+        await self._submit(task, result)
 
-    async def _submit(self, task: Task, path: Path | None, failure: str) -> None:
-        assert self._store is not None
-        for bad in range(_MAX_BAD_MESSAGES):
-            while True:
-                session = self._session
-                try:
-                    response = await self._send(task.envelope, session, path, failure)
-                    break
-                except (SessionLost, Unavailable):
-                    await self._rejoin(session)
-                except WireError as error:
-                    self._log.warning("bad_result", error=str(error), in_a_row=bad + 1)
-                    response = None
-                    break
-            if response is not None:
+    async def _submit(self, task: Task, result: Path | pb.Failure) -> None:
+        """Sends a result until the server has it, or is past it."""
+        bad = away = 0
+        while not self._is_over(task):
+            session = self._session
+            try:
+                response = await self._send(task.envelope, session, result)
+            except (SessionLost, Unavailable):
+                away += 1
+                await asyncio.sleep(_pause_s(away))
+                await self._rejoin(session)
+            except WireError as error:
+                bad += 1
+                self._log.warning("bad_result", error=str(error), in_a_row=bad)
+                if bad >= _MAX_BAD_MESSAGES:
+                    raise WireError(f"the server took {bad} tries of one result for broken: {error}") from None
+            else:
                 self._privacy_held = max(self._privacy_held, response.privacy_rows)
-                self._see_durable(response.durable_round)
+                self._see_durable(response.durable)
                 return
-        raise WireError(f"the server took {_MAX_BAD_MESSAGES} tries of one result for broken; see the lines above")
 
-    async def _send(self, task: pb.Envelope, session: str, path: Path | None, failure: str) -> pb.SubmitResponse:
+    async def _send(self, task: pb.Envelope, session: str, result: Path | pb.Failure) -> pb.SubmitResponse:
         assert self._store is not None
-        if path is None:
+        if isinstance(result, pb.Failure):
             envelope = pb.Envelope(
                 session=session,
                 task_id=task.task_id,
@@ -267,12 +278,17 @@ class ClientApp:
                 phase=task.phase,
                 step=task.step,
                 question=task.digest,
-                failure=pb.Failure(code=pb.Failure.CODE_ERROR, reason=failure[:500]),
+                failure=result,
+                epoch=task.epoch,
             )
             return await self._transport.submit_failure(envelope)
-        held = self._privacy_held
-        rows = pb.PrivacyRows(first=held, rows=self._store.privacy_rows(held))
-        return await self._transport.submit(path, session, self._store.next_attempt(task.task_id), rows)
+        rows = pb.PrivacyRows(first=self._privacy_held, rows=self._store.privacy_rows(self._privacy_held))
+        return await self._transport.submit(result, session, self._store.next_attempt(task.task_id), rows)
+
+
+def _pause_s(attempt: int) -> float:
+    """Doubling from a tenth of a second to three, with jitter so that clients spread out."""
+    return float(min(3.0, 0.1 * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.5))
 
 
 async def run(options: ClientOptions) -> str:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import nn
 
-from fedrpc.client.trainer import learning_rate, train
 from fedrpc.data.examples import Examples
-from fedrpc.errors import Cancelled
+from fedrpc.errors import Abstained, Cancelled
 from fedrpc.methods.base import ClientData, Loss, Store, TrainReport
+from fedrpc.methods.blocks.train import learning_rate, train
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive
+from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 
 class AnswerContext:
     """One answer's context; implements `methods.base.ClientContext`.
 
     Args:
-        cancelled: Set when the server withdrew the task.
+        question: The envelope of the task.
+        stop: Set when the server withdrew the task.
     """
 
     def __init__(
@@ -29,16 +32,16 @@ class AnswerContext:
         problem: Problem,
         data: ClientData,
         client: int,
-        round_index: int,
-        step: int,
+        question: pb.Envelope,
+        *,
         device: torch.device,
         store: Store,
-        cancelled: threading.Event,
+        stop: threading.Event,
     ) -> None:
-        self.client, self.round, self.step = client, round_index, step
-        self.data, self.params, self.device = data, problem.params, device
+        self.client, self.round, self.phase, self.step = client, question.round, question.phase, question.step
+        self.env, self.data, self.params, self.device = problem.env, data, problem.params, device
         self.store: Store = store
-        self._problem, self._cancelled = problem, cancelled
+        self._problem, self._stop = problem, stop
 
     def model(self) -> nn.Module:
         """A fresh copy of the run's network on the client's device."""
@@ -50,7 +53,7 @@ class AnswerContext:
 
     def learning_rate(self) -> float:
         """The rate of this round, after decay."""
-        return learning_rate(self._problem.config.train, self.round)
+        return learning_rate(self.env.train, self.round)
 
     def train(
         self,
@@ -59,20 +62,29 @@ class AnswerContext:
         *,
         data: Examples | None = None,
         on_grad: Callable[[nn.Module], None] | None = None,
+        epochs: int | None = None,
+        draw: int | None = None,
     ) -> TrainReport:
         """Trains with the run's optimizer, epochs and batch size."""
         return train(
             model,
             loss,
             self.data.train if data is None else data,
-            self._problem.config.train,
+            self.env.train,
             lr=self.learning_rate(),
             order=self.rng("order"),
             device=self.device,
-            check=self._check,
+            check=self.check,
             on_grad=on_grad,
+            epochs=epochs,
+            draw=draw,
         )
 
-    def _check(self) -> None:
-        if self._cancelled.is_set():
+    def check(self) -> None:
+        """Raises Cancelled when the server withdrew the task."""
+        if self._stop.is_set():
             raise Cancelled("the server withdrew the task")
+
+    def abstain(self, reason: str) -> NoReturn:
+        """Ends this answer without one."""
+        raise Abstained(reason)

@@ -12,19 +12,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedrpc.errors import WireError
 from fedrpc.privacy.ledger import GENESIS, Release, chained
 from fedrpc.wire import ledger, stored
 from fedrpc.wire.codec import Payload
-from fedrpc.wire.frames import write_file
+from fedrpc.wire.frames import check_bytes, read_file, write_file
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 T = TypeVar("T")
+_MAX_ROWS_BYTES = 1 << 20
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER);
 INSERT OR IGNORE INTO meta VALUES (1, 0);
-CREATE TABLE IF NOT EXISTS entries (key TEXT, number INTEGER, round INTEGER, value BLOB, PRIMARY KEY (key, number));
-CREATE TABLE IF NOT EXISTS answers (task TEXT PRIMARY KEY, number INTEGER, round INTEGER, question BLOB,
+CREATE TABLE IF NOT EXISTS entries (key TEXT, number INTEGER, epoch INTEGER, value BLOB, PRIMARY KEY (key, number));
+CREATE TABLE IF NOT EXISTS answers (task TEXT PRIMARY KEY, number INTEGER, epoch INTEGER, question BLOB,
                                     attempts INTEGER);
 CREATE TABLE IF NOT EXISTS privacy (number INTEGER PRIMARY KEY, row TEXT, hash BLOB);
 CREATE TABLE IF NOT EXISTS bytes (round INTEGER, phase TEXT, kind TEXT, direction TEXT, client INTEGER,
@@ -55,6 +57,14 @@ class Transaction:
         self.writes[key] = None
 
 
+def _is_whole(path: Path) -> bool:
+    try:
+        check_bytes(*read_file(path))
+    except (OSError, WireError):
+        return False  # lost with the power, for not every answer is worth a sync; it is made again
+    return True
+
+
 class ClientStore:
     """One client's store in one folder."""
 
@@ -81,7 +91,7 @@ class ClientStore:
         if row is None:
             return None
         path = self._answers / task
-        if row[1] == question and path.exists():
+        if row[1] == question and _is_whole(path):
             return path
         with self._lock, self._db:
             self._db.execute("BEGIN")
@@ -108,9 +118,9 @@ class ClientStore:
                 number = self._next_number()
                 self._db.execute(
                     "INSERT INTO answers VALUES (?, ?, ?, ?, 0)",
-                    (envelope.task_id, number, envelope.round, envelope.question),
+                    (envelope.task_id, number, envelope.epoch, envelope.question),
                 )
-                rows = [(key, number, envelope.round, value) for key, value in writes.items()]
+                rows = [(key, number, envelope.epoch, value) for key, value in writes.items()]
                 self._db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
                 for release in released:
                     self._append(release)
@@ -138,25 +148,32 @@ class ClientStore:
             ).fetchone()
         return int(row[0]) if row else 0
 
-    def fold(self, durable_round: int) -> None:
-        """Drops what only a replay of rounds up to `durable_round` would need."""
+    def fold(self, durable: int) -> None:
+        """Drops what only a replay from before the last durable point would need."""
         with self._lock, self._db:
             self._db.execute("BEGIN")
-            done = self._db.execute("SELECT task FROM answers WHERE round <= ?", (durable_round,)).fetchall()
-            self._db.execute("DELETE FROM answers WHERE round <= ?", (durable_round,))
+            done = self._db.execute("SELECT task FROM answers WHERE epoch < ?", (durable,)).fetchall()
+            self._db.execute("DELETE FROM answers WHERE epoch < ?", (durable,))
             self._db.execute(
                 "DELETE FROM entries WHERE number < (SELECT MAX(number) FROM entries AS newer "
-                "WHERE newer.key = entries.key AND newer.round <= ?)",
-                (durable_round,),
+                "WHERE newer.key = entries.key AND newer.epoch < ?)",
+                (durable,),
             )
         for (task,) in done:
             (self._answers / task).unlink(missing_ok=True)
 
     def privacy_rows(self, first: int) -> list[str]:
-        """The chain's rows from index `first` on."""
+        """The chain's rows from index `first` on, as many as fit well into one gRPC message."""
         with self._lock:
-            rows = self._db.execute("SELECT row FROM privacy WHERE number >= ? ORDER BY number", (first,)).fetchall()
-        return [row[0] for row in rows]
+            found = self._db.execute("SELECT row FROM privacy WHERE number >= ? ORDER BY number", (first,))
+            rows: list[str] = []
+            size = 0
+            for (row,) in found:
+                size += len(row)
+                if size > _MAX_ROWS_BYTES:
+                    break
+                rows.append(row)
+        return rows
 
     def adopt_chain(self, count: int, head: bytes) -> bool:
         """Continues the server's copy of the chain when it is longer than ours (a lost store); says whether it was."""

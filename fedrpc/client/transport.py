@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from fedrpc.endpoint import check_address, check_pem, is_loopback, read_pem
-from fedrpc.errors import ConfigError, FedrpcError, Refused, Unavailable, WireError
+from fedrpc.credentials import ClientTls, channel_credentials
+from fedrpc.errors import FedrpcError, Refused, Unavailable, WireError
 from fedrpc.wire.frames import Assembler, chunk_frames, parse, stored_payload
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import SESSION, Attempt, Rows, frame_kind
@@ -24,7 +24,6 @@ _REFUSALS = {
     grpc.StatusCode.OUT_OF_RANGE,
     grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.UNIMPLEMENTED,
 }
 OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # one socket for each client, also when a process holds several
@@ -50,28 +49,6 @@ class Task:
     buffers: list[memoryview]
 
 
-@dataclass(frozen=True)
-class Tls:
-    """Where a client's certificates are."""
-
-    ca: Path
-    cert: Path | None = None
-    key: Path | None = None
-
-
-def credentials(address: str, tls: Tls | None, insecure: bool) -> grpc.ChannelCredentials | None:
-    """TLS credentials, or None for plaintext, which anything but loopback must ask for by name."""
-    check_address(address, "--server")
-    if tls is not None:
-        ca = read_pem(tls.ca)
-        cert, key = (read_pem(path) if path else None for path in (tls.cert, tls.key))
-        check_pem(tls.ca, tls.cert, tls.key)
-        return grpc.ssl_channel_credentials(ca, key, cert)
-    if not insecure and not is_loopback(address):
-        raise ConfigError(f"{address} is not loopback: give --tls-ca CA.pem, or --insecure to send in the clear")
-    return None
-
-
 class Transport:
     """One channel to one server.
 
@@ -82,9 +59,15 @@ class Transport:
     """
 
     def __init__(
-        self, address: str, client: int, book: Callable[[Rows], None], *, tls: Tls | None = None, insecure: bool = False
+        self,
+        address: str,
+        client: int,
+        book: Callable[[Rows], None],
+        *,
+        tls: ClientTls | None = None,
+        insecure: bool = False,
     ) -> None:
-        creds = credentials(address, tls, insecure)
+        creds = channel_credentials(address, tls, insecure)
         self._client, self._book = client, book
         self.address = address
         self._channel = (
@@ -197,6 +180,8 @@ class Transport:
             return SessionLost(text)
         if code in _REFUSALS:
             return Refused(text)
+        if code == grpc.StatusCode.UNIMPLEMENTED:
+            return Refused(f"what answers at {self.address} is no fedrpc server of this version: {text}")
         if code == grpc.StatusCode.INVALID_ARGUMENT:
             return WireError(text)
         return Unavailable(f"no fedrpc server answers at {self.address}: {text.splitlines()[0] if text else code}")

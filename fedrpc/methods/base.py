@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from fedrpc.config import TrainConfig
 from fedrpc.data.examples import Examples
 from fedrpc.registry import Registry
 from fedrpc.wire.kinds import Direction, Kind
@@ -48,13 +49,16 @@ class Phase(Generic[Down, Up]):
         down: The message that asks.
         up: The message that answers.
         same: Fields of the answer that must have the names, shapes and dtypes of the question's field of that name.
-            An answer that has not, or has NaN or infinity in its weights, counts as missing.
+            An answer that has not, or has NaN or infinity outside its scalars, counts as missing.
+        check: Called with question and answer; raises ValueError when the answer makes no sense (labels out of range),
+            and the client counts as missing: nobody's answer may hurt the others.
     """
 
     name: str
     down: type[Down]
     up: type[Up]
     same: tuple[str, ...] = ()
+    check: Callable[[Down, Up], None] | None = None
 
     def __post_init__(self) -> None:
         check_message(self.down)
@@ -73,31 +77,57 @@ class Reply(Generic[Up]):
     body: Up
 
 
+@dataclass(frozen=True)
+class Env:
+    """What a method may know of the run, on either side."""
+
+    params: Any
+    num_clients: int
+    num_classes: int
+    shape: tuple[int, ...]
+    train: TrainConfig
+    model: Callable[[], nn.Module]  # a fresh copy of the run's network, always with the same initial weights
+    build: Callable[[str, Callable[[], nn.Module]], nn.Module]  # any other network, with initial weights by purpose
+
+
 class Round(Protocol):
     """What the server half is given: the cohort, and a way to ask it."""
 
     index: int
     cohort: Sequence[ClientId]
+    env: Env
     params: Any
     device: torch.device
     missing: Mapping[ClientId, str]  # who did not answer the last ask, and why
 
     def ask(
-        self, phase: Phase[Down, Up], message: Down | Mapping[ClientId, Down], *, step: int = 0
+        self, phase: Phase[Down, Up], message: Down | Mapping[ClientId, Down], *, step: int | None = None
     ) -> AsyncIterator[Reply[Up]]:
         """Asks the whole cohort (or the clients of a mapping) and yields the answers in cohort order.
 
-        Raises QuorumError when too few answered in time. The message must not change until the last answer came. One
-        phase can be asked many times in a round, each time with a `step` of its own.
+        Steps number the questions of one phase in a round, from 0, by themselves; a given step must be a new one.
+        Raises QuorumError when too few answered in time. The message must not change until the last answer came.
+        A reply's tensors lie in a mapped file: clone what is kept.
         """
+        ...
+
+    async def save(self, state: Any) -> None:
+        """Makes a state durable within a long stage; after a crash the stage starts again with this state.
+
+        Until a durable point, clients and server keep every answer and every version of a client's store.
+        """
+        ...
+
+    def learning_rate(self) -> float:
+        """The clients' rate of this round, after decay."""
         ...
 
     def model(self) -> nn.Module:
         """A fresh copy of the run's network, always with the same initial weights."""
         ...
 
-    def rng(self, purpose: str) -> np.random.Generator:
-        """The stream for a purpose in this round; the same purpose gives the same stream again."""
+    def rng(self, purpose: str, step: int = 0) -> np.random.Generator:
+        """The stream for a purpose in this round; the same purpose and step give the same stream again."""
         ...
 
     async def compute(self, function: Callable[..., T], *args: Any) -> T:
@@ -154,7 +184,9 @@ class ClientContext(Protocol):
 
     client: ClientId
     round: int
+    phase: str
     step: int
+    env: Env
     data: ClientData
     params: Any
     device: torch.device
@@ -175,25 +207,26 @@ class ClientContext(Protocol):
         *,
         data: Examples | None = None,
         on_grad: Callable[[nn.Module], None] | None = None,
+        epochs: int | None = None,
+        draw: int | None = None,
     ) -> TrainReport:
-        """Trains with the run's optimizer, epochs and batch size; `loss(model, x, y)` is the mean over a batch."""
+        """Trains with the run's optimizer, epochs and batch size; `loss(model, x, y)` is the mean over a batch.
+
+        With `draw`, each epoch sees so many examples, drawn anew.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raises Cancelled when the server withdrew the task; loops of a method's own call it now and then."""
+        ...
+
+    def abstain(self, reason: str) -> NoReturn:
+        """Ends this answer without one; the client counts neither as an answer nor as a failure."""
         ...
 
     def learning_rate(self) -> float:
         """The rate of this round, after decay."""
         ...
-
-
-@dataclass(frozen=True)
-class Env:
-    """What a method may know before the first round."""
-
-    model: Callable[[], nn.Module]
-    params: Any
-    num_clients: int
-    num_classes: int
-    shape: tuple[int, ...]
-    rng: Callable[[str], np.random.Generator]
 
 
 @dataclass(frozen=True)
@@ -205,24 +238,18 @@ class Shapes:
         cohorts: Who was asked in each round.
         num_examples: Training examples of every client.
         class_counts: The same by class.
-        shape: Of one input.
     """
 
     weights_bytes: int
     cohorts: Sequence[Sequence[ClientId]]
     num_examples: Sequence[int]
-    num_clients: int
-    num_classes: int
     class_counts: Sequence[Sequence[int]]
-    shape: tuple[int, ...]
-    epochs: int
-    params: Any
-    model: Callable[[], nn.Module]
+    env: Env
 
     @property
     def sample_floats(self) -> int:
         """Values of one input."""
-        return math.prod(self.shape)
+        return math.prod(self.env.shape)
 
     @property
     def num_asked(self) -> int:
@@ -272,6 +299,10 @@ class Method(Generic[State]):
                 continue
             if phase.name in RESERVED_PHASES:
                 raise TypeError(f"{cls.__name__}: the phase name '{phase.name}' is the coordinator's own")
+            if any(field.kind == Kind.ENVELOPE for field in fields(phase.up)):
+                raise TypeError(
+                    f"{cls.__name__}: phase '{phase.name}' answers with text, which no privacy row would tell"
+                )
             found[phase.name] = (phase, attribute)
         cls.phases = found
 
@@ -282,6 +313,9 @@ class Method(Generic[State]):
     def network(self, build: Callable[[], nn.Module]) -> nn.Module:
         """The network that travels: the configured one, or what the method makes of it (a projection head)."""
         return build()
+
+    def check(self, env: Env) -> None:
+        """Optional: raises ConfigError when the method can not work with this run; called before anybody joins."""
 
     def init(self, env: Env) -> State:
         """The state before the first round."""

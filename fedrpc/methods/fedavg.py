@@ -34,7 +34,12 @@ class Update:
     losses: Tensor = part(Kind.SCALARS)
 
 
-FIT = Phase("fit", Global, Update, same=("weights",))
+def _check(question: Global, answer: Update) -> None:
+    if answer.num_examples < 0 or answer.losses.dtype != torch.float64 or answer.losses.dim() != 1:
+        raise ValueError("an update needs a sample count of at least 0 and a loss for each epoch")
+
+
+FIT = Phase("fit", Global, Update, same=("weights",), check=_check)
 
 
 def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -84,5 +89,5 @@ class FedAvg(Method[Global]):
             Cost()
             .add("down", Kind.WEIGHTS, n * shapes.weights_bytes)
             .add("up", Kind.WEIGHTS, n * shapes.weights_bytes)
-            .add("up", Kind.SCALARS, n * 8 * (1 + shapes.epochs))
+            .add("up", Kind.SCALARS, n * 8 * (1 + shapes.env.train.epochs))
         )

@@ -52,3 +52,22 @@ def _disagreements(own: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> list
 
 def _describe(value: Tensor) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """An optimizer's moments and counters by parameter number, for a checkpoint or a client's store."""
+    return {
+        f"{number}.{name}": value.detach().cpu().clone() if isinstance(value, Tensor) else torch.tensor(value)
+        for number, slots in optimizer.state_dict()["state"].items()
+        for name, value in slots.items()
+        if value is not None
+    }
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Gives a fresh optimizer of the same parameters what `optimizer_tensors` took."""
+    slots: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, _, name = key.partition(".")
+        slots.setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": slots})

@@ -14,7 +14,18 @@ from fedrpc.wire.kinds import NOT_DATA_DERIVED, Kind
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 GENESIS = b"\0" * 32
-_KINDS = frozenset(kind.label for kind in Kind)
+_LABELS = {kind.label for kind in Kind}
+_ROW: dict[str, Any] = {  # what every row has
+    "index": int,
+    "previous": str,
+    "round": int,
+    "phase": str,
+    "kind": str,
+    "parts": list,
+    "mechanism": (str, type(None)),
+    "parameters": dict,
+    "covers": str,
+}
 UNCOVERED = "no guarantee: released without noise"
 
 
@@ -48,16 +59,23 @@ class Release:
         return json.dumps({"index": index, "previous": previous.hex()} | values, separators=(",", ":"))
 
 
-def releases(parts: Iterable[pb.Part], guarantees: Mapping[Kind, Guarantee], where: Mapping[str, Any]) -> list[Release]:
-    """One release for each data-derived kind among the parts of an answer."""
-    by_kind: dict[Kind, list[str]] = {}
+def releases(parts: Iterable[pb.Part], guarantees: Mapping[str, Guarantee], where: Mapping[str, Any]) -> list[Release]:
+    """The releases among the parts of an answer: uncovered parts of a kind together, each covered part for itself.
+
+    Args:
+        guarantees: By part name; what covers one part covers no other.
+    """
+    found: list[Release] = []
+    bare: dict[Kind, list[str]] = {}
     for part in parts:
-        by_kind.setdefault(Kind(part.kind), []).append(part.name)
-    return [
-        Release(kind, tuple(names), guarantees.get(kind), where)
-        for kind, names in by_kind.items()
-        if kind not in NOT_DATA_DERIVED
-    ]
+        kind = Kind(part.kind)
+        if kind in NOT_DATA_DERIVED:
+            continue
+        if part.name in guarantees:
+            found.append(Release(kind, (part.name,), guarantees[part.name], where))
+        else:
+            bare.setdefault(kind, []).append(part.name)
+    return found + [Release(kind, tuple(names), None, where) for kind, names in bare.items()]
 
 
 def chained(previous: bytes, row: str) -> bytes:
@@ -96,7 +114,7 @@ class PrivacyFile:
             How many rows of this client are here now.
         """
         count, digest = self.head(client)
-        lines = []  # written only when all are right: a row must never be filed twice
+        lines = []
         for index, row in enumerate(rows, start=first):
             if index < count:
                 continue
@@ -106,7 +124,8 @@ class PrivacyFile:
             digest = chained(digest, row)
             lines.append(json.dumps(values | {"hash": digest.hex()}, separators=(",", ":")) + "\n")
             count += 1
-        self._file.writelines(lines)
+        # All of them or none: only now is it known that every row is right.
+        self._file.write("".join(lines))
         self._file.flush()
         self._heads[client] = (count, digest)
         return count
@@ -119,12 +138,15 @@ class PrivacyFile:
 def _parsed(row: str, client: int) -> dict[str, Any]:
     try:
         values = json.loads(row)
-        if not isinstance(values, dict) or values["client"] != client or "previous" not in values:
+        if not isinstance(values, dict) or values["client"] != client:
             raise ValueError("it is not this client's")
-        if values["kind"] not in _KINDS or not isinstance(values["covers"], str):
-            raise ValueError("it does not say what was released, or what covers it")
+        for name, types in _ROW.items():
+            if not isinstance(values[name], types):
+                raise ValueError(f"'{name}' is {values[name]!r:.40}")
+        if values["kind"] not in _LABELS:
+            raise ValueError(f"there is no kind '{values['kind']:.40}'")
         return values
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WireError(f"client {client} sent a privacy row that can not be read: {error}") from None
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +16,19 @@ from grpc_reflection.v1alpha import reflection
 
 import fedrpc
 from fedrpc import log
-from fedrpc.endpoint import check_address, check_pem, is_loopback, read_pem
-from fedrpc.errors import ConfigError, FedrpcError, Refused, Unavailable, WireError
+from fedrpc.credentials import ServerTls, server_credentials
+from fedrpc.errors import FedrpcError, Refused, Unavailable, WireError
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.server.coordinator import Coordinator
-from fedrpc.server.mailbox import Mailbox, Task
+from fedrpc.server.mailbox import Delivery, Mailbox, Task
 from fedrpc.server.roster import Held, OutOfRange, Roster, Session, UnknownSession
 from fedrpc.server.rounds import Desk
-from fedrpc.wire.frames import Assembler, parse
+from fedrpc.wire.frames import SCHEMA_DIGEST, Assembler, parse
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import SESSION, Attempt, LedgerFile, frame_kind
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 SERVICE = "fedrpc.wire.v1.Coordinator"
-SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()
 
 # The one table of what an error is on the wire.
 STATUS: list[tuple[type[Exception], grpc.StatusCode]] = [
@@ -51,30 +48,6 @@ OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.server_handshake_timeout_ms", 20_000),
 ]
-
-
-@dataclass(frozen=True)
-class Tls:
-    """Where the server's certificates are; with a client CA every client must show its own certificate."""
-
-    cert: Path
-    key: Path
-    client_ca: Path | None = None
-
-
-def credentials(address: str, tls: Tls | None, insecure: bool) -> grpc.ServerCredentials | None:
-    """TLS credentials, or None for plaintext, which anything but loopback must ask for by name."""
-    check_address(address, "--listen")
-    if tls is not None:
-        pair = (read_pem(tls.key), read_pem(tls.cert))
-        client_ca = read_pem(tls.client_ca) if tls.client_ca else None
-        check_pem(tls.client_ca, tls.cert, tls.key)
-        return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
-    if not insecure and not is_loopback(address):
-        raise ConfigError(
-            f"{address} is not loopback: give --tls-cert and --tls-key, or --insecure to serve in the clear"
-        )
-    return None
 
 
 class Servicer:
@@ -108,7 +81,7 @@ class Servicer:
             SERVICE,
             {
                 "Join": grpc.unary_unary_rpc_method_handler(_told(self.join)),
-                "Poll": grpc.unary_stream_rpc_method_handler(self.poll),
+                "Poll": grpc.unary_stream_rpc_method_handler(self.poll),  # frames go by context.write
                 "Submit": grpc.stream_unary_rpc_method_handler(_told(self.submit)),
             },
         )
@@ -143,7 +116,7 @@ class Servicer:
             partition_sha256=problem.partition.sha256,
             method_digest=problem.method.schema_digest(),
             package_version=fedrpc.__version__,
-            durable_round=self._mailbox.durable_round,
+            durable=self._mailbox.durable,
             privacy_rows=rows,
             privacy_head=head,
         ).SerializeToString()
@@ -161,57 +134,75 @@ class Servicer:
 
     # Poll
 
-    async def poll(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
+    async def poll(self, data: bytes, context: Any) -> None:
         """Answers a parked poll with a task, a cancel or Idle."""
         try:
             session = self._roster.find(parse(pb.PollRequest, data).session)
-        except FedrpcError as error:
-            await _abort(context, error)
-            return
-        self._book_session("up", session.client, len(data))
-        got = await self._mailbox.next(session)
-        if isinstance(got, Task):
-            async for frame in self._deliver(got, session):
-                yield frame
-        else:
+            self._book_session("up", session.client, len(data))
+            got = await self._mailbox.next(session)
+            if isinstance(got, Delivery):
+                await self._deliver(got, session, context)
+                return
             said = pb.Frame(idle=got) if isinstance(got, pb.Idle) else pb.Frame(cancel=got)
             frame = said.SerializeToString()
             self._book_session("down", session.client, len(frame))
-            yield frame
+            await self._write(context, frame)
+        except FedrpcError as error:
+            await _abort(context, error)
 
-    async def _deliver(self, task: Task, session: Session) -> AsyncIterator[bytes]:
-        attempt = Attempt(task.round, task.phase, "down", task.client, task.attempt)
-        whole = False
+    async def _write(self, context: Any, frame: bytes) -> None:
+        """Writes a frame; a client that stops reading is given up, or it would hold its permit for ever."""
+        try:
+            async with asyncio.timeout(self._limits.transfer_idle_s):
+                await context.write(frame)
+        except TimeoutError:
+            raise Unavailable(f"nothing was read for {self._limits.transfer_idle_s:g} s; the transfer ends") from None
+
+    async def _deliver(self, delivery: Delivery, session: Session, context: Any) -> None:
+        task, whole = delivery.task, False
+        attempt = Attempt(task.round, task.phase, "down", task.client, delivery.attempt)
         session.streams += 1
         try:
-            await asyncio.get_running_loop().run_in_executor(self._desk.executor, task.question.prepare)
+            if not await self._prepared(task):
+                return
             async with self._transfers:
-                head = pb.Frame(envelope=self._envelope(task, session, attempt.attempt)).SerializeToString()
+                head = pb.Frame(envelope=self._envelope(delivery, session)).SerializeToString()
                 attempt.add(Kind.ENVELOPE, len(head))
-                yield head
-                for kind, size, data in task.question.frames:
+                await self._write(context, head)
+                for kind, size, data in task.question.frames():
                     attempt.add(kind, len(data), size)
-                    yield data
+                    await self._write(context, data)
             whole = True
         finally:
             session.streams -= 1
             self._book.book(attempt.closed(aborted=not whole))
             if whole:
-                self._mailbox.delivered(task, attempt.attempt)
+                self._mailbox.delivered(delivery)
             else:
-                self._mailbox.undelivered(task, attempt.attempt)
+                self._mailbox.undelivered(delivery)
 
-    def _envelope(self, task: Task, session: Session, attempt: int) -> pb.Envelope:
+    async def _prepared(self, task: Task) -> bool:
+        try:
+            if not task.question.prepared:
+                await self._desk.off_loop(task.question.prepare)
+            return True
+        except Exception as error:
+            self._mailbox.broken(task, error)
+            return False
+
+    def _envelope(self, delivery: Delivery, session: Session) -> pb.Envelope:
+        task = delivery.task
         return pb.Envelope(
             session=session.token,
             task_id=task.task_id,
             round=task.round,
             phase=task.phase,
             step=task.step,
-            attempt=attempt,
+            attempt=delivery.attempt,
             parts=task.question.payload.parts,
             digest=task.question.payload.digest,
-            durable_round=self._mailbox.durable_round,
+            durable=self._mailbox.durable,
+            epoch=task.epoch,
         )
 
     # Submit
@@ -222,46 +213,55 @@ class Servicer:
         head = await anext(frames, b"")
         envelope = parse(pb.Frame, head).envelope
         session = self._roster.find(envelope.session)
-        attempt = Attempt(envelope.round, envelope.phase, "up", session.client, envelope.attempt)
+        task = self._mailbox.find(envelope.task_id)
+        if task is None or task.client != session.client:
+            task = None
+        # What a client says of a task that is not open is not worth a row of its own.
+        where = (task.round, task.phase) if task else (self._coordinator.round, SESSION)
+        attempt = Attempt(*where, "up", session.client, envelope.attempt if task else 0)
         attempt.add(Kind.ENVELOPE, len(head))
         session.streams += 1
         whole = False
         try:
-            status = await self._receive(envelope, session, frames, attempt)
+            status = await self._receive(envelope, task, session, frames, attempt)
             whole = status == pb.SubmitResponse.STATUS_ACCEPTED
         finally:
             session.streams -= 1
             self._book.book(attempt.closed(aborted=not whole))
         held = self._privacy.head(session.client)[0]
-        answer = pb.SubmitResponse(
-            status=status, durable_round=self._mailbox.durable_round, privacy_rows=held
-        ).SerializeToString()
+        answer = pb.SubmitResponse(status=status, durable=self._mailbox.durable, privacy_rows=held).SerializeToString()
         self._book_session("down", session.client, len(answer))
         return answer
 
     async def _receive(
-        self, envelope: pb.Envelope, session: Session, frames: AsyncIterator[bytes], attempt: Attempt
+        self,
+        envelope: pb.Envelope,
+        task: Task | None,
+        session: Session,
+        frames: AsyncIterator[bytes],
+        attempt: Attempt,
     ) -> pb.SubmitResponse.Status.ValueType:
-        task = self._mailbox.find(envelope.task_id)
         failure = envelope.HasField("failure")
         # Rows are filed whatever becomes of the result: what they tell has left the client.
         first = b"" if failure else await self._privacy_rows(frames, session)
-        if task is None or task.client != session.client:
-            again = self._mailbox.was_answered(envelope.task_id)
+        if task is None:
+            held = self._mailbox.was_answered(envelope.task_id)
+            again = held or self._desk.spool.exists(envelope.epoch, envelope.task_id)
             return pb.SubmitResponse.STATUS_DUPLICATE if again else pb.SubmitResponse.STATUS_LATE
-        if failure:
-            self._mailbox.failed(task, envelope.failure.reason or "the client gave no reason")
-            return pb.SubmitResponse.STATUS_ACCEPTED
-        if envelope.question != task.question.payload.digest:
+        if task.done or envelope.question != task.question.payload.digest:
             return pb.SubmitResponse.STATUS_LATE
+        if failure:
+            abstained = envelope.failure.code == pb.Failure.CODE_ABSTAINED
+            self._mailbox.failed(task, envelope.failure.reason or "the client gave no reason", abstained=abstained)
+            return pb.SubmitResponse.STATUS_ACCEPTED
         task.receiving += 1
-        incoming = self._desk.spool.incoming(task.round, task.task_id)
+        incoming = self._desk.spool.incoming(task.epoch, task.task_id)
         try:
             async with self._transfers:
                 await self._spool(envelope, first, frames, attempt, incoming)
             if task.done:
                 return pb.SubmitResponse.STATUS_LATE
-            self._mailbox.answered(task, self._desk.spool.keep(incoming, task.round, task.task_id))
+            self._mailbox.answered(task, self._desk.spool.keep(incoming, task.epoch, task.task_id))
             return pb.SubmitResponse.STATUS_ACCEPTED
         finally:
             task.receiving -= 1
@@ -328,8 +328,8 @@ class GrpcServer:
         address: host:port; port 0 picks a free one.
     """
 
-    def __init__(self, address: str, tls: Tls | None, insecure: bool) -> None:
-        creds = credentials(address, tls, insecure)
+    def __init__(self, address: str, tls: ServerTls | None, insecure: bool) -> None:
+        creds = server_credentials(address, tls, insecure)
         self._server = grpc.aio.server(options=OPTIONS)
         self._health = HealthServicer()
         host = address.rpartition(":")[0]

@@ -10,14 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import ConfigError
-from fedrpc.wire import stored
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run goes on from."""
+    """What a run goes on from.
 
+    Args:
+        point: Which durable point of the run this is, counted from 1.
+        round: The stage that it ends or lies within.
+        steps: The next step by phase when it lies within the stage; None when the stage is over.
+    """
+
+    point: int
     round: int
+    steps: dict[str, int] | None
     state: bytes
     records: list[dict[str, Any]]  # this round's lines of records.jsonl
     kernel: list[int]  # bytes (sent, received) of the server's sockets so far
@@ -49,10 +56,12 @@ class CheckpointFolder:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Makes a checkpoint the one to go on from."""
-        name = f"state-{checkpoint.round}.safetensors"
+        name = f"state-{checkpoint.point}.safetensors"
         write_durably(self._folder / name, checkpoint.state)
         manifest = {
+            "point": checkpoint.point,
             "round": checkpoint.round,
+            "steps": checkpoint.steps,
             "file": name,
             "sha256": hashlib.sha256(checkpoint.state).hexdigest(),
             "records": checkpoint.records,
@@ -73,7 +82,13 @@ class CheckpointFolder:
             name, digest = manifest["file"], manifest["sha256"]
             data = (self._folder / name).read_bytes()
             found = Checkpoint(
-                manifest["round"], data, manifest["records"], list(manifest["kernel"]), float(manifest["seconds"])
+                manifest["point"],
+                manifest["round"],
+                manifest["steps"],
+                data,
+                manifest["records"],
+                list(manifest["kernel"]),
+                float(manifest["seconds"]),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
@@ -82,13 +97,3 @@ class CheckpointFolder:
         if hashlib.sha256(data).hexdigest() != digest:
             raise ConfigError(f"{name} in {self._folder} was changed: its SHA-256 is not the manifest's")
         return found
-
-
-def pack(state: Any) -> bytes:
-    """A method's state as bytes."""
-    return stored.dumps(state)
-
-
-def unpack(like: Any, data: bytes) -> Any:
-    """A method's state from bytes, of the class of `like`."""
-    return stored.loads(type(like), data)

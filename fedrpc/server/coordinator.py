@@ -5,28 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from fedrpc import log
-from fedrpc.errors import ConfigError, QuorumError
-from fedrpc.methods.base import SETUP_ROUND, Env
+from fedrpc.errors import QuorumError
+from fedrpc.methods.base import SETUP_ROUND
 from fedrpc.methods.builtin import EVALUATION, LEDGER, Candidate
-from fedrpc.methods.fedavg import FedAvg
 from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate
 from fedrpc.metrics.records import RecordsFile
 from fedrpc.models.state import load
 from fedrpc.privacy import ledger as privacy
 from fedrpc.seeds import derive
 from fedrpc.server import summary
-from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder, pack, unpack, write_durably
+from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder, write_durably
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import Desk, ServerRound
-from fedrpc.wire import ledger
+from fedrpc.wire import ledger, stored
 from fedrpc.wire.ledger import LedgerFile, LedgerQuestion
 from fedrpc.wire.message import Tensors
 from fedrpc.wire.tcpinfo import Meter
@@ -59,41 +60,38 @@ class Coordinator:
 
     async def run(self) -> dict[str, Any]:
         """Plays the run and returns its summary."""
-        state, first = self._resume()
+        state, first, steps = self._resume()
         await self._wait_for_clients()
         if first == SETUP_ROUND:
-            state = await self._setup(state)
-            first = 0
+            state = await self._setup(state, steps)
+            first, steps = 0, {}
         for index in range(first, self._config.rounds):
-            state = await self._round(state, index)
+            state = await self._round(state, index, steps)
+            steps = {}
         return await self._finish(state)
 
     # Before the first round
 
-    def _resume(self) -> tuple[Any, int]:
-        state = self._method.init(self._env())
+    def _resume(self) -> tuple[Any, int, dict[str, int]]:
+        """The state to go on from, the stage to play next, and the steps it has behind it."""
+        self._seed_torch(SETUP_ROUND - 1)
+        state = self._method.init(self._problem.env)
         kept = self._checkpoints.load()
-        durable = kept.round if kept else SETUP_ROUND - 1
-        self._records = RecordsFile(self._out / "records.jsonl", durable, kept.records if kept else [])
+        done = SETUP_ROUND - 1 if kept is None else kept.round - (1 if kept.steps is not None else 0)
+        last = (kept.round, kept.records) if kept else (done, [])
+        self._records = RecordsFile(self._out / "records.jsonl", *last)
         if kept is None:
-            return state, SETUP_ROUND
+            return state, SETUP_ROUND, {}
         self._kernel_before, self._seconds_before = kept.kernel, kept.seconds
-        self._set_durable(kept.round)
-        if kept.round >= self._config.rounds:
-            raise ConfigError(f"{self._out} is past round {kept.round}; --rounds {self._config.rounds} is fewer")
+        self._desk.mailbox.durable = kept.point
         self._meter.note = "the run was resumed: kernel bytes between its last checkpoint and its stop are not counted"
-        self._log.info("resumed", after_round=kept.round)
-        return unpack(state, kept.state), kept.round + 1
+        self._log.info("resumed", after_round=done)
+        return stored.loads(type(state), kept.state), done + 1, kept.steps or {}
 
-    def _env(self) -> Env:
-        return Env(
-            model=self._problem.network,
-            params=self._problem.params,
-            num_clients=self._config.clients,
-            num_classes=self._problem.dataset.num_classes,
-            shape=self._problem.dataset.shape,
-            rng=lambda purpose: derive(self._config.seed, purpose, "server", SETUP_ROUND),
-        )
+    def _seed_torch(self, index: int) -> None:
+        """What a method's server half draws from torch's global stream depends on the stage and durable point alone."""
+        point = self._desk.mailbox.durable
+        torch.manual_seed(int(derive(self._config.seed, "torch", "server", index, point).integers(2**63 - 1)))
 
     async def _wait_for_clients(self) -> None:
         self._desk.progress("waiting", {"of": self._config.clients})
@@ -109,10 +107,24 @@ class Coordinator:
 
     # Rounds
 
-    def _new_round(self, index: int, cohort: Sequence[int], quorum: float | None = None) -> ServerRound:
+    def _stage(self, index: int, cohort: Sequence[int], steps: Mapping[str, int] | None = None) -> ServerRound:
+        """A stage of the method's own; with `steps` it can be saved within."""
         self.round = index
-        quorum = self._config.limits.quorum if quorum is None else quorum
-        return ServerRound(self._desk, index, cohort, quorum, self._book.next_attempts(index))
+        self._seed_torch(index)
+        return ServerRound(
+            self._desk,
+            index,
+            cohort,
+            self._config.limits.quorum,
+            attempts=self._book.next_attempts(index),
+            steps=steps,
+            save=None if steps is None else self._save_within,
+        )
+
+    def _question(self, index: int, cohort: Sequence[int]) -> ServerRound:
+        """For the coordinator's own questions, which no run fails of."""
+        self.round = index
+        return ServerRound(self._desk, index, cohort, quorum=0.0, attempts=self._book.next_attempts(index))
 
     def cohort(self, index: int) -> list[int]:
         """Who is asked in a round: the same for every method with the same seed."""
@@ -120,10 +132,10 @@ class Coordinator:
         chosen = rng.choice(self._config.clients, self._config.cohort_size, replace=False)
         return sorted(int(client) for client in chosen)
 
-    async def _setup(self, state: Any) -> Any:
+    async def _setup(self, state: Any, steps: Mapping[str, int]) -> Any:
         records: list[dict[str, Any]] = []
         if type(self._method).overrides("setup"):
-            rnd = self._new_round(SETUP_ROUND, range(self._config.clients))
+            rnd = self._stage(SETUP_ROUND, range(self._config.clients), steps)
             started = time.monotonic()
             state = await self._method.setup(state, rnd)
             rnd.close()
@@ -132,13 +144,12 @@ class Coordinator:
         await self._make_durable(state, SETUP_ROUND, records)
         return state
 
-    async def _round(self, state: Any, index: int) -> Any:
+    async def _round(self, state: Any, index: int, steps: Mapping[str, int]) -> Any:
         started = time.monotonic()
-        rnd = self._new_round(index, self.cohort(index))
+        rnd = self._stage(index, self.cohort(index), steps)
         state = await self._method.round(state, rnd)
         rnd.close()
-        answered = len(rnd.cohort) - len(rnd.missing)
-        record: dict[str, Any] = {"event": "round_finished", "round": index, "num_clients": answered}
+        record: dict[str, Any] = {"event": "round_finished", "round": index, "num_clients": len(rnd.answered)}
         records = [record]
         last = index == self._config.rounds - 1
         weights = self._method.model(state)
@@ -156,16 +167,27 @@ class Coordinator:
 
     async def _make_durable(self, state: Any, index: int, records: list[dict[str, Any]]) -> None:
         """The order matters: nothing is reported durable before it is on disk."""
-        sent, received = self._kernel()
-        data = await asyncio.get_running_loop().run_in_executor(self._desk.executor, pack, state)
-        self._checkpoints.save(Checkpoint(index, data, records, [sent, received], self._seconds()))
+        await self._checkpoint(state, index, records, None)
         self._book.end_round()
         self._records.add(records)
-        self._set_durable(index)
-        self._desk.spool.clear(index)
+        self._reach_durable_point()
 
-    def _set_durable(self, index: int) -> None:
-        self._desk.mailbox.durable_round = index
+    async def _save_within(self, rnd: ServerRound, state: Any) -> None:
+        await self._checkpoint(state, rnd.index, [], dict(rnd.steps))
+        self._reach_durable_point()
+        self._seed_torch(rnd.index)
+
+    async def _checkpoint(
+        self, state: Any, index: int, records: list[dict[str, Any]], steps: dict[str, int] | None
+    ) -> None:
+        point, kernel = self._desk.mailbox.durable + 1, list(self._kernel())
+        data = await self._desk.off_loop(stored.dumps, state)
+        kept = Checkpoint(point, index, steps, data, records, kernel, self._seconds())
+        await self._desk.off_loop(self._checkpoints.save, kept)
+
+    def _reach_durable_point(self) -> None:
+        self._desk.mailbox.durable += 1
+        self._desk.spool.clear(self._desk.mailbox.durable)
 
     def _kernel(self) -> tuple[int, int]:
         sent, received = self._meter.read()
@@ -177,7 +199,7 @@ class Coordinator:
     # Evaluation
 
     async def _evaluate(self, weights: Tensors) -> Evaluation:
-        return await asyncio.get_running_loop().run_in_executor(self._desk.executor, self._judge, weights)
+        return await self._desk.off_loop(self._judge, weights)
 
     def _judge(self, weights: Tensors) -> Evaluation:
         if self._evaluator is None:
@@ -191,7 +213,7 @@ class Coordinator:
         )
 
     async def _ask_clients(self, weights: Tensors, index: int) -> dict[int, dict[str, int]]:
-        rnd = self._new_round(index, range(self._config.clients), quorum=0.0)
+        rnd = self._question(index, range(self._config.clients))
         return {
             reply.client: {"correct": reply.body.num_correct, "of": reply.body.num_examples}
             async for reply in rnd.ask(EVALUATION, Candidate(weights))
@@ -218,7 +240,7 @@ class Coordinator:
     async def _finalize(self, state: Any) -> Any:
         """After the last round; the checkpoint stays before it, so that a longer run can go on from there."""
         index = self._config.rounds
-        rnd = self._new_round(index, range(self._config.clients))
+        rnd = self._stage(index, range(self._config.clients))
         state = await self._method.finalize(state, rnd)
         rnd.close()
         found = await self._evaluate(self._method.model(state))
@@ -227,17 +249,17 @@ class Coordinator:
         return state
 
     async def _compare_ledgers(self) -> dict[str, Any]:
-        rnd = self._new_round(self._config.rounds, [session.client for session in self._roster], quorum=0.0)
+        rnd = self._question(self._config.rounds, [session.client for session in self._roster])
         ours = self._book.all_rows()
         sums = {"compared": 0, "differing": 0, "only_server": 0, "only_client": 0}
-        async for reply in rnd.ask(LEDGER, LedgerQuestion("what did you count?")):
-            lines = reply.body.rows.splitlines()
-            theirs = dict(ledger.from_json(line) for line in lines)
-            for name, value in ledger.compare(ours, theirs, reply.client).items():
+        # A new question each time, or a kept answer from before a restart would come back.
+        question = LedgerQuestion(f"what did you count? {uuid.uuid4().hex}")
+        async for reply in rnd.ask(LEDGER, question):
+            for name, value in ledger.compare(ours, ledger.parsed(reply.body.rows), reply.client).items():
                 sums[name] += value
         if sums["differing"]:
             self._log.error("ledgers_differ", rows=sums["differing"])
-        return sums | {"clients": len(rnd.cohort) - len(rnd.missing), "missing": len(rnd.missing)}
+        return sums | {"clients": len(rnd.answered), "missing": len(rnd.missing)}
 
     async def _quiet_kernel(self) -> dict[str, int]:
         """The kernel's counters once nothing moves any more: every client has its poll parked."""
@@ -253,7 +275,7 @@ class Coordinator:
     def _summarise(self, weights: Tensors, kernel: dict[str, int]) -> dict[str, Any]:
         cohorts = [self.cohort(index) for index in range(self._config.rounds)]
         shapes = summary.shapes_of(self._problem, weights, cohorts)
-        cost, fedavg = self._method.cost(shapes), FedAvg().cost(shapes)
+        cost, fedavg = self._method.cost(shapes), summary.fedavg_cost(self._problem, shapes)
         rows = self._book.all_rows()
         return summary.heading(self._config, self._desk.run_id, self._config.rounds) | {
             "accuracy": summary.accuracy(self._records.all()),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,19 @@ from fedrpc.wire.frames import chunk_frames
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
+Frame = tuple[Kind, int, bytes]  # kind, tensor bytes, serialised
+
 
 class Question:
     """A message to be sent, encoded once for everybody who is asked the same.
 
     Args:
         message: The typed message; it must not change while the question is open.
+        shared: Whether several clients get it; then the frames are kept, else they are made as they go.
     """
 
-    def __init__(self, message: Any) -> None:
-        self._message = message
+    def __init__(self, message: Any, *, shared: bool) -> None:
+        self._message, self._shared = message, shared
 
     @cached_property
     def payload(self) -> Payload:
@@ -38,21 +41,45 @@ class Question:
         return encode(self._message)
 
     @cached_property
-    def frames(self) -> list[tuple[Kind, int, bytes]]:
-        """The chunks, serialised, as (kind, tensor bytes, frame)."""
+    def _kept(self) -> list[Frame]:
+        return list(self._made())
+
+    def _made(self) -> Iterator[Frame]:
         parts = self.payload.parts
-        return [(Kind(parts[index].kind), size, data) for index, size, data in chunk_frames(self.payload)]
+        return ((Kind(parts[index].kind), size, data) for index, size, data in chunk_frames(self.payload))
+
+    def frames(self) -> Iterable[Frame]:
+        """The chunks, serialised."""
+        return self._kept if self._shared else self._made()
+
+    @property
+    def prepared(self) -> bool:
+        """Whether sending it takes no more work."""
+        return ("_kept" if self._shared else "payload") in vars(self)
 
     def prepare(self) -> None:
         """Does the encoding now; heavy, so off the event loop."""
-        _ = self.frames
+        _ = self._kept if self._shared else self.payload
+
+    def forget(self) -> None:
+        """Frees an individual message once it is answered."""
+        if not self._shared:
+            self._message = None
+            vars(self).pop("payload", None)
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Why a client did not answer."""
+    """Why a client did not answer.
+
+    Args:
+        hung: It had its time; another question in the same round would only wait as long again.
+        abstained: It chose not to, which is no failure.
+    """
 
     reason: str
+    hung: bool = False
+    abstained: bool = False
 
 
 @dataclass(eq=False)
@@ -61,12 +88,12 @@ class Task:
 
     task_id: str
     client: int
+    epoch: int
     round: int
     phase: str
     step: int
     question: Question
     outcome: asyncio.Future[Path | Missing]
-    posted_at: float = field(default_factory=time.monotonic)
     attempt: int = 0
     leased: bool = False
     delivered_at: float | None = None
@@ -78,6 +105,19 @@ class Task:
         return self.outcome.done()
 
 
+@dataclass(frozen=True)
+class Delivery:
+    """One lease of a task: a later lease of the same task has another attempt number."""
+
+    task: Task
+    attempt: int
+
+    @property
+    def current(self) -> bool:
+        """Whether the task was not leased again meanwhile."""
+        return self.task.leased and not self.task.done and self.task.attempt == self.attempt
+
+
 class Mailbox:
     """Hands tasks to parked polls.
 
@@ -85,18 +125,15 @@ class Mailbox:
         roster: Who is here.
         limits: Time limits.
         parallel: Tasks that may be out at a time; 0 is no limit.
-        on_lost: Called for each session that is given up.
     """
 
-    def __init__(
-        self, roster: Roster, limits: LimitsConfig, parallel: int, on_lost: Callable[[Session], None] = lambda _: None
-    ) -> None:
-        self._roster, self._limits, self._parallel, self._on_lost = roster, limits, parallel, on_lost
+    def __init__(self, roster: Roster, limits: LimitsConfig, parallel: int) -> None:
+        self._roster, self._limits, self._parallel = roster, limits, parallel
         self._open: dict[str, Task] = {}  # in posting order, which is cohort order
         self._busy: dict[int, Task] = {}  # leases, by client
         self._ended: dict[str, None] = {}  # accepted lately: a second submission is a duplicate, not late
         self._finished: pb.Idle | None = None
-        self.durable_round = -2
+        self.durable = 0  # durable points so far
         self._log = log.get("mailbox")
 
     # The consumer's side
@@ -115,17 +152,17 @@ class Mailbox:
 
     def finish(self, reason: str) -> None:
         """Answers every poll from now on with the end of the run."""
-        self._finished = pb.Idle(finished=True, reason=reason, durable_round=self.durable_round)
+        self._finished = pb.Idle(finished=True, reason=reason, durable=self.durable)
         for session in self._roster:
             self._wake(session, self._finished)
 
     # The clients' side
 
-    async def next(self, session: Session) -> Task | pb.Cancel | pb.Idle:
+    async def next(self, session: Session) -> Delivery | pb.Cancel | pb.Idle:
         """Parks a client's poll until there is something for it."""
         if self._finished:
             return self._finished
-        self._wake(session, pb.Idle(retry_ms=0, durable_round=self.durable_round))  # a newer poll replaces an older one
+        self._wake(session, pb.Idle(retry_ms=0, durable=self.durable))  # a newer poll replaces an older one
         parked: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         session.parked = parked
         self._pump()
@@ -137,16 +174,16 @@ class Mailbox:
             raise
         self._unpark(session, parked)
         replaced = self._roster.of(session.client) is not session  # then the task waits for the new session already
-        if parked.done() and not (replaced and isinstance(parked.result(), Task)):
-            got: Task | pb.Cancel | pb.Idle = parked.result()
+        if parked.done() and not (replaced and isinstance(parked.result(), Delivery)):
+            got: Delivery | pb.Cancel | pb.Idle = parked.result()
             return got
-        return pb.Idle(retry_ms=0, durable_round=self.durable_round)
+        return pb.Idle(retry_ms=0, durable=self.durable)
 
     def _take_back(self, session: Session, parked: asyncio.Future[Any]) -> None:
         """A poll broke off before it could bring what it was woken with: the next one brings it."""
         got = parked.result() if parked.done() and self._roster.of(session.client) is session else None
-        if isinstance(got, Task):
-            self.undelivered(got, got.attempt)
+        if isinstance(got, Delivery):
+            self.undelivered(got)
         elif isinstance(got, pb.Cancel):
             session.notices.insert(0, got)
             self._pump()
@@ -172,23 +209,34 @@ class Mailbox:
             if self._parallel and len(self._busy) >= self._parallel:
                 return
             session_of = self._roster.of(task.client)
-            if not task.leased and task.client not in self._busy and session_of and self._wake(session_of, task):
+            if task.leased or task.client in self._busy or not session_of:
+                continue
+            if self._wake(session_of, Delivery(task, task.attempt)):
                 task.leased = True
                 self._busy[task.client] = task
 
-    def delivered(self, task: Task, attempt: int) -> None:
+    def delivered(self, delivery: Delivery) -> None:
         """The last frame of a task was sent: its deadline starts."""
-        if task.leased and task.attempt == attempt:
-            task.delivered_at = time.monotonic()
+        if delivery.current:
+            delivery.task.delivered_at = time.monotonic()
 
-    def undelivered(self, task: Task, attempt: int) -> None:
-        """A delivery or a session broke: the task waits for its client again, unless it went on without that one."""
-        if task.done or not task.leased or task.attempt != attempt:
+    def undelivered(self, delivery: Delivery) -> None:
+        """A delivery or a session broke: the task waits for its client again, unless it was leased anew meanwhile."""
+        task = delivery.task
+        if not delivery.current:
             return
         if self._busy.get(task.client) is task:
             del self._busy[task.client]
         task.leased, task.delivered_at = False, None
         task.attempt += 1
+        self._pump()
+
+    def broken(self, task: Task, error: Exception) -> None:
+        """Ends a task whose question can not even be encoded: the method's mistake, which its `ask` raises."""
+        self._open.pop(task.task_id, None)
+        self._busy.pop(task.client, None)
+        if not task.done:
+            task.outcome.set_exception(error)
         self._pump()
 
     def find(self, task_id: str) -> Task | None:
@@ -206,9 +254,9 @@ class Mailbox:
             del self._ended[next(iter(self._ended))]
         self._end(task, reply)
 
-    def failed(self, task: Task, reason: str) -> None:
+    def failed(self, task: Task, reason: str, *, abstained: bool = False) -> None:
         """Ends a task whose client said why it has no answer."""
-        self._end(task, Missing(reason))
+        self._end(task, Missing(reason, abstained=abstained))
 
     def _end(self, task: Task, outcome: Path | Missing, *, cancel: bool = False) -> None:
         self._open.pop(task.task_id, None)
@@ -226,10 +274,10 @@ class Mailbox:
     def session_replaced(self, old: Session) -> None:
         """A client joined again: what its old session held waits for the new one."""
         if old.parked and not old.parked.done():
-            old.parked.set_result(pb.Idle(retry_ms=0, durable_round=self.durable_round))
+            old.parked.set_result(pb.Idle(retry_ms=0, durable=self.durable))
         task = self._busy.get(old.client)
         if task:
-            self.undelivered(task, task.attempt)
+            self.undelivered(Delivery(task, task.attempt))
 
     def reap(self) -> None:
         """Gives up lost sessions, late tasks and absent clients; called a few times a second."""
@@ -237,13 +285,12 @@ class Mailbox:
             self._log.warning("client_lost", client=session.client)
             self._roster.close(session)
             self.session_replaced(session)
-            self._on_lost(session)
         now = time.monotonic()
         for task in list(self._open.values()):
-            late = task.delivered_at is not None and now - task.delivered_at > self._limits.deadline_s
-            if late and not task.receiving:
-                self._end(task, Missing(f"no answer within {self._limits.deadline_s:g} s"), cancel=True)
-            elif not task.leased and not self._roster.of(task.client):
-                since = max(task.posted_at, self._roster.gone_since(task.client))
-                if now - since > self._limits.absent_s:
-                    self._end(task, Missing(f"not connected for {self._limits.absent_s:g} s"))
+            waited = now - task.delivered_at if task.delivered_at is not None else 0.0
+            # An upload under way may end, but a drip of bytes must not hold a round for ever.
+            if waited > self._limits.deadline_s * (2 if task.receiving else 1):
+                reason = f"no answer within {self._limits.deadline_s:g} s"
+                self._end(task, Missing(reason, hung=True), cancel=True)
+            elif not task.leased and self._roster.absent_for(task.client) > self._limits.absent_s:
+                self._end(task, Missing(f"not connected for {self._limits.absent_s:g} s"))

@@ -54,6 +54,7 @@ class Roster:
         self._by_client: dict[int, Session] = {}
         self._by_token: dict[str, Session] = {}
         self._gone_since: dict[int, float] = {}
+        self._opened = time.monotonic()
         self._changed = asyncio.Event()
 
     def join(self, client: int, instance: str) -> tuple[Session, Session | None]:
@@ -95,9 +96,11 @@ class Roster:
         now = time.monotonic()
         return [s for s in self._by_client.values() if not s.alive(now, self._grace_s)]
 
-    def gone_since(self, client: int) -> float:
-        """When a client's last session ended; 0 when it never had one."""
-        return self._gone_since.get(client, 0.0)
+    def absent_for(self, client: int) -> float:
+        """Seconds since a client went (not since it was asked: many questions to a dead client wait only once)."""
+        if client in self._by_client:
+            return 0.0
+        return time.monotonic() - self._gone_since.get(client, self._opened)
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._by_client.values()))

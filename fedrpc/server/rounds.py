@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from torch import nn
 from fedrpc import log
 from fedrpc.errors import QuorumError, WireError
 from fedrpc.methods.base import ClientId, Down, Phase, Reply, Up
+from fedrpc.methods.blocks.train import learning_rate
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive
 from fedrpc.server.mailbox import Mailbox, Missing, Question, Task
@@ -29,19 +32,31 @@ from fedrpc.wire.message import FlatPart, flatten
 
 T = TypeVar("T")
 Progress = Callable[[str, dict[str, Any]], None]
+_TELL_EVERY_S = 0.1
+_SMALL_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
 class Desk:
-    """What all rounds of a server share."""
+    """What all rounds of a server share.
+
+    Args:
+        work: One thread for the method's heavy work, so that its random draws have one order.
+        io: Threads for encoding, decoding and disks.
+    """
 
     problem: Problem
     run_id: str
     mailbox: Mailbox
     spool: Spool
-    executor: Executor
+    work: Executor
+    io: Executor
     device: torch.device
     progress: Progress
+
+    async def off_loop(self, function: Callable[..., T], *args: Any) -> T:
+        """Runs the server's own heavy work in an io thread."""
+        return await asyncio.get_running_loop().run_in_executor(self.io, function, *args)
 
 
 def task_id(run_id: str, round_index: int, phase: str, step: int, client: int) -> str:
@@ -55,6 +70,8 @@ class ServerRound:
     Args:
         quorum: The share of those asked that must answer.
         attempts: The number of the first delivery by (phase, client), in a round that is played again.
+        steps: The next step by phase, in a stage that goes on after a durable point within it.
+        save: Makes a state durable.
     """
 
     def __init__(
@@ -63,29 +80,46 @@ class ServerRound:
         index: int,
         cohort: Sequence[ClientId],
         quorum: float,
+        *,
         attempts: Mapping[tuple[str, ClientId], int] | None = None,
+        steps: Mapping[str, int] | None = None,
+        save: Callable[[ServerRound, Any], Awaitable[None]] | None = None,
     ) -> None:
         self.index = index
         self.cohort: Sequence[ClientId] = tuple(cohort)
-        self.params, self.device = desk.problem.params, desk.device
+        self.env, self.params, self.device = desk.problem.env, desk.problem.params, desk.device
         self.missing: Mapping[ClientId, str] = {}
         self.recorded: dict[str, Any] = {}
-        self._desk, self._quorum, self._attempts = desk, quorum, attempts or {}
+        self.steps: dict[str, int] = dict(steps or {})
+        self.answered: set[ClientId] = set()  # who gave at least one answer
+        self._desk, self._quorum, self._attempts, self._save = desk, quorum, attempts or {}, save
+        self._used: set[tuple[str, int]] = set()
+        self._hung: dict[ClientId, str] = {}
         self._posted: list[Task] = []
-        self._asked: set[str] = set()
+        self._told_at = 0.0
         self._log = log.get("rounds")
 
     def model(self) -> nn.Module:
         """A fresh copy of the run's network."""
         return self._desk.problem.network().to(self.device)
 
-    def rng(self, purpose: str) -> np.random.Generator:
+    def rng(self, purpose: str, step: int = 0) -> np.random.Generator:
         """The stream for a purpose in this round."""
-        return derive(self._desk.problem.config.seed, purpose, "server", self.index)
+        return derive(self._desk.problem.config.seed, purpose, "server", self.index, step)
+
+    def learning_rate(self) -> float:
+        """The clients' rate of this round, after decay."""
+        return learning_rate(self.env.train, self.index)
 
     async def compute(self, function: Callable[..., T], *args: Any) -> T:
         """Runs heavy work off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._desk.executor, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._desk.work, function, *args)
+
+    async def save(self, state: Any) -> None:
+        """Makes a state durable within a stage."""
+        if self._save is None:
+            raise RuntimeError("this stage has nothing to go on from; only set-up and rounds can be saved within")
+        await self._save(self, state)
 
     def record(self, **values: Any) -> None:
         """Adds values to this round's line in records.jsonl."""
@@ -96,71 +130,100 @@ class ServerRound:
         self._desk.mailbox.withdraw(self._posted, "the round is over")
 
     async def ask(
-        self, phase: Phase[Down, Up], message: Down | Mapping[ClientId, Down], *, step: int = 0
+        self, phase: Phase[Down, Up], message: Down | Mapping[ClientId, Down], *, step: int | None = None
     ) -> AsyncIterator[Reply[Up]]:
         """Asks everybody at once and yields the answers in cohort order."""
         asked = dict(message) if isinstance(message, Mapping) else dict.fromkeys(self.cohort, message)
-        tasks = await self._tasks(phase, asked, step)
-        missing: dict[ClientId, str] = {}
+        tasks = await self._tasks(phase, asked, self._number(phase, step))
+        missing: dict[ClientId, Missing] = {}
         self._desk.mailbox.post(task for task in tasks if not task.done)
         try:
-            for number, task in enumerate(tasks):
+            for task in tasks:
                 self._tell(phase, tasks)
-                outcome = await task.outcome
-                try:
-                    if isinstance(outcome, Missing):
-                        raise WireError(outcome.reason)
-                    body = await self.compute(_read, outcome, phase, asked[task.client])
-                except WireError as error:
-                    missing[task.client] = str(error)
-                    self._log.warning("client_missing", phase=phase.name, client=task.client, why=str(error))
+                reply = await self._reply(await task.outcome, phase, task.client, asked[task.client])
+                if isinstance(reply, Missing):
+                    missing[task.client] = reply
+                    self._note(phase, task.client, reply)
                     continue
-                yield Reply(task.client, body)
-                del body
-                tasks[number].question = Question(None)  # an individual message can be forgotten now
+                self.answered.add(task.client)
+                yield reply
+                del reply  # its mapped file with it
+                task.question.forget()
         except asyncio.CancelledError:
             tasks = []  # the server ends: clients may work on, for its next life asks the same again
             raise
         finally:
             self._desk.mailbox.withdraw(tasks, "nobody waits for the answer any more")
-            self.missing = missing
+            self.missing = {client: why.reason for client, why in missing.items()}
         self._check_quorum(phase, len(tasks), missing)
 
+    def _number(self, phase: Phase[Any, Any], step: int | None) -> int:
+        number = self.steps.get(phase.name, 0) if step is None else step
+        if (phase.name, number) in self._used:
+            raise ValueError(f"step {number} of phase '{phase.name}' was asked before in this round; leave step out")
+        self._used.add((phase.name, number))
+        self.steps[phase.name] = number + 1
+        return number
+
     async def _tasks(self, phase: Phase[Any, Any], asked: Mapping[ClientId, Any], step: int) -> list[Task]:
-        desk, questions = self._desk, {id(message): Question(message) for message in asked.values()}
-        if len(questions) == 1 and asked:
-            # A broadcast: encoded once, before anything can change it.
-            await self.compute(next(iter(questions.values())).prepare)
+        desk = self._desk
+        times = Counter(id(message) for message in asked.values())
+        questions = {id(m): Question(m, shared=times[id(m)] > 1) for m in asked.values()}
+        if len(questions) == 1:
+            # A broadcast: encoded before anything can change it.
+            await desk.off_loop(next(iter(questions.values())).prepare)
         tasks = []
         for client in [c for c in self.cohort if c in asked] + [c for c in asked if c not in self.cohort]:
             name = task_id(desk.run_id, self.index, phase.name, step, client)
-            if name in self._asked:
-                raise ValueError(
-                    f"client {client} was asked phase '{phase.name}', step {step} in round {self.index} already; "
-                    "number further questions of one phase in a round with step="
-                )
-            self._asked.add(name)
             question = questions[id(asked[client])]
             outcome: asyncio.Future[Path | Missing] = asyncio.get_running_loop().create_future()
-            if desk.spool.exists(self.index, name):
-                digest = (await self.compute(lambda q=question: q.payload)).digest
-                kept = desk.spool.reusable(self.index, name, digest)
+            epoch = desk.mailbox.durable
+            if desk.spool.exists(epoch, name):
+                await desk.off_loop(question.prepare)
+                kept = desk.spool.reusable(epoch, name, question.payload.digest)
                 if kept:
                     outcome.set_result(kept)
+            if not outcome.done() and client in self._hung:
+                outcome.set_result(Missing(self._hung[client], hung=True))
             attempt = self._attempts.get((phase.name, client), 0)
-            tasks.append(Task(name, client, self.index, phase.name, step, question, outcome, attempt=attempt))
+            tasks.append(Task(name, client, epoch, self.index, phase.name, step, question, outcome, attempt=attempt))
         self._posted = [task for task in self._posted if not task.done] + tasks
         return tasks
 
-    def _tell(self, phase: Phase[Any, Any], tasks: Sequence[Task]) -> None:
-        answered = sum(task.done for task in tasks)
-        self._desk.progress("phase", {"round": self.index, "phase": phase.name, "answered": answered, "of": len(tasks)})
+    async def _reply(
+        self, outcome: Path | Missing, phase: Phase[Down, Up], client: ClientId, question: Down
+    ) -> Missing | Reply[Up]:
+        if isinstance(outcome, Missing):
+            return outcome
+        try:
+            small = outcome.stat().st_size < _SMALL_BYTES  # a hop to another thread costs more than the work
+            read = (
+                _read(outcome, phase, question) if small else await self._desk.off_loop(_read, outcome, phase, question)
+            )
+            return Reply(client, read)
+        except Exception as error:
+            # Whatever is wrong with a reply is its client's fault, never the run's.
+            return Missing(str(error) if isinstance(error, WireError) else f"{type(error).__name__}: {error}")
 
-    def _check_quorum(self, phase: Phase[Any, Any], num_asked: int, missing: Mapping[ClientId, str]) -> None:
-        needed = math.ceil(self._quorum * num_asked)
-        answered = num_asked - len(missing)
+    def _note(self, phase: Phase[Any, Any], client: ClientId, why: Missing) -> None:
+        if why.hung:
+            self._hung[client] = why.reason
+        self._log.warning("client_missing", phase=phase.name, client=client, why=why.reason)
+
+    def _tell(self, phase: Phase[Any, Any], tasks: Sequence[Task]) -> None:
+        now = time.monotonic()
+        if now - self._told_at > _TELL_EVERY_S:
+            self._told_at = now
+            answered = sum(task.done for task in tasks)
+            values = {"round": self.index, "phase": phase.name, "answered": answered, "of": len(tasks)}
+            self._desk.progress("phase", values)
+
+    def _check_quorum(self, phase: Phase[Any, Any], num_asked: int, missing: Mapping[ClientId, Missing]) -> None:
+        # Who abstained was never going to answer, so it does not count among those who should have.
+        due = num_asked - sum(why.abstained for why in missing.values())
+        needed, answered = math.ceil(self._quorum * due), num_asked - len(missing)
         if answered < needed:
-            why = "; ".join(f"client {client}: {reason}" for client, reason in list(missing.items())[:3])
+            why = "; ".join(f"client {client}: {what.reason}" for client, what in list(missing.items())[:3])
             raise QuorumError(
                 f"round {self.index}, phase {phase.name}: {answered} of {num_asked} clients answered, the quorum is "
                 f"{needed} ({why}); run the same command again to go on from here"
@@ -168,7 +231,7 @@ class ServerRound:
 
 
 def _read(path: Path, phase: Phase[Any, Any], question: Any) -> Any:
-    """Decodes and checks one spooled reply; what is wrong with it is the client's fault, never ours."""
+    """Decodes and checks one spooled reply; raises when anything is wrong with it."""
     envelope, buffers = read_file(path)
     body = decode(phase.up, envelope.parts, buffers)
     flat = {part.name: part for part in flatten(body)}
@@ -176,8 +239,10 @@ def _read(path: Path, phase: Phase[Any, Any], question: Any) -> Any:
     for name in phase.same:
         _check_same(flat.get(name), wanted.get(name), name)
     for part in flat.values():
-        if part.kind == Kind.WEIGHTS:
+        if part.kind != Kind.SCALARS:
             _check_finite(part)
+    if phase.check is not None:
+        phase.check(question, body)
     return body
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import shutil
@@ -16,12 +17,13 @@ import torch
 
 from fedrpc import log
 from fedrpc.config import RunConfig, build, differences, read_toml, to_toml
+from fedrpc.credentials import ServerTls
 from fedrpc.data.partition_card import card
 from fedrpc.device import choose
-from fedrpc.errors import ConfigError
+from fedrpc.errors import ConfigError, Unavailable
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.problem import Problem
-from fedrpc.server.app import GrpcServer, Servicer, Tls
+from fedrpc.server.app import GrpcServer, Servicer
 from fedrpc.server.checkpoint import CheckpointFolder, write_durably
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.mailbox import Mailbox
@@ -41,8 +43,22 @@ class ServerOptions:
     listen: str
     out: Path
     data_dir: Path | None = None
-    tls: Tls | None = None
+    tls: ServerTls | None = None
     insecure: bool = False
+
+
+def lock(out: Path) -> IO[str]:
+    """Holds the run directory for this process; raises Unavailable while another server has it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        held = (out / "lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"can not write {error.filename}: {error.strerror}; choose another --out") from None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise Unavailable(f"another server is at work in {out}; wait for it, or choose another --out") from None
+    return held
 
 
 def claim(out: Path, config: RunConfig) -> str:
@@ -69,25 +85,13 @@ def _claim(out: Path, config: RunConfig) -> str:
             raise ConfigError(
                 f"{out} has {last.round + 1} rounds already; --rounds {config.rounds} is fewer: choose another --out"
             )
-    elif out.exists() and any(out.iterdir()):
+    elif any(path.name != "lock" for path in out.iterdir()):
         raise ConfigError(f"{out} is not empty and holds no run; choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
     write_durably(kept, to_toml(config).encode())
     path = out / "run_id"
     if not path.exists():
         write_durably(path, f"{config.hash}-{uuid.uuid4().hex[:8]}".encode())
     return path.read_text().strip()
-
-
-def hold(out: Path) -> IO[str]:
-    """Keeps other servers out of the run directory while the returned file is open."""
-    file = (out / "lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise ConfigError(f"another server is at work in {out}; wait for it, or choose another --out") from None
-    return file
 
 
 def finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
@@ -106,46 +110,59 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
     """Plays the run to its end and returns its summary."""
     torch.set_num_threads(config.train.threads)
     problem = Problem(config, options.data_dir)
-    config, device = problem.config, choose(config.device)
     table = card(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
-    run_id = claim(options.out, config)  # not before the configuration has proved to be a run
-    done = finished(options.out, config)
-    if done is not None:
-        log.get("server").info("already_finished", out=str(options.out))
-        return done
-    held = hold(options.out)
-    write_durably(options.out / "partition.json", (json.dumps(table) + "\n").encode())
-    log.get("server").info("run", id=run_id, method=config.method, out=str(options.out))
+    with lock(options.out):  # not before the configuration has proved to be a run
+        run_id = claim(options.out, problem.config)
+        done = finished(options.out, problem.config)
+        if done is not None:
+            log.get("server").info("already_finished", out=str(options.out))
+            return done
+        write_durably(options.out / "partition.json", (json.dumps(table) + "\n").encode())
+        log.get("server").info("run", id=run_id, method=problem.config.method, out=str(options.out))
+        with contextlib.ExitStack() as stack:
+            return await _play(problem, run_id, options, progress, stack)
+
+
+async def _play(
+    problem: Problem, run_id: str, options: ServerOptions, progress: Progress, stack: contextlib.ExitStack
+) -> dict[str, Any]:
+    config, out = problem.config, options.out
     server = GrpcServer(options.listen, options.tls, options.insecure)
-    executor = ThreadPoolExecutor(2, "compute")
-    book, privacy = LedgerFile(options.out), PrivacyFile(options.out / "privacy.jsonl")
+    work, io = ThreadPoolExecutor(1, "work"), ThreadPoolExecutor(2, "io")
+    for pool in (work, io):
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+    book = stack.enter_context(contextlib.closing(LedgerFile(out)))
+    privacy = stack.enter_context(contextlib.closing(PrivacyFile(out / "privacy.jsonl")))
     roster = Roster(config.clients, config.limits.grace_s)
     mailbox = Mailbox(roster, config.limits, config.parallel)
-    desk = Desk(problem, run_id, mailbox, Spool(options.out / "spool"), executor, device, progress)
+    desk = Desk(problem, run_id, mailbox, Spool(out / "spool"), work, io, choose(config.device), progress)
     meter = Meter(server.port, local=True)
-    coordinator = Coordinator(desk, roster, options.out, book, meter)
+    coordinator = Coordinator(desk, roster, out, book, meter)
     bound = options.tls is not None and options.tls.client_ca is not None
     servicer = Servicer(desk, roster, coordinator, book, privacy, bound_names=bound)
-    watching: asyncio.Task[None] | None = None
     try:
         await server.start(servicer)
         log.get("server").info("listening", address=server.address)
         progress("listening", {"address": server.address})
-        watching = asyncio.create_task(_watch(mailbox, meter))
-        result = await coordinator.run()
+        result = await _watched(coordinator, mailbox, meter)
         mailbox.finish("the run is complete")
         await _farewell(roster)
+        shutil.rmtree(out / "spool", ignore_errors=True)
         return result
     finally:
-        if watching:
-            watching.cancel()
         await server.stop(0.5)
-        executor.shutdown(wait=False, cancel_futures=True)
-        book.close()
-        privacy.close()
-        held.close()
-        if (options.out / "summary.json").exists():
-            shutil.rmtree(options.out / "spool", ignore_errors=True)
+
+
+async def _watched(coordinator: Coordinator, mailbox: Mailbox, meter: Meter) -> dict[str, Any]:
+    """The run, with the reaper beside it: when either fails, so does the other."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(_watch(mailbox, meter))
+            result = await coordinator.run()
+            watching.cancel()
+        return result
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
 
 
 async def _watch(mailbox: Mailbox, meter: Meter) -> None:

@@ -1,4 +1,4 @@
-"""Accepted replies on disk until their round is durable: memory stays bounded, and a restart asks nobody twice."""
+"""Accepted replies on disk until they are no longer needed: memory stays bounded, a restart asks nobody twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedrpc.wire.frames import check_bytes, read_file
 
 
 class Spool:
-    """One folder a round, one file a reply."""
+    """One folder for each stretch between durable points, one file a reply."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -20,22 +20,22 @@ class Spool:
         for torn in folder.glob("*/*.part"):
             torn.unlink()
 
-    def _round(self, round_index: int) -> Path:
-        path = self._folder / str(round_index)
+    def _folder_of(self, epoch: int) -> Path:
+        path = self._folder / str(epoch)
         path.mkdir(exist_ok=True)
         return path
 
-    def incoming(self, round_index: int, task_id: str) -> Path:
+    def incoming(self, epoch: int, task_id: str) -> Path:
         """Where a transfer under way writes; never the same path twice."""
-        return self._round(round_index) / f"{task_id}.{next(self._numbers)}.part"
+        return self._folder_of(epoch) / f"{task_id}.{next(self._numbers)}.part"
 
-    def keep(self, incoming: Path, round_index: int, task_id: str) -> Path:
+    def keep(self, incoming: Path, epoch: int, task_id: str) -> Path:
         """Gives a whole reply its name."""
-        return incoming.replace(self._round(round_index) / task_id)
+        return incoming.replace(self._folder_of(epoch) / task_id)
 
-    def reusable(self, round_index: int, task_id: str, question: bytes) -> Path | None:
+    def reusable(self, epoch: int, task_id: str, question: bytes) -> Path | None:
         """The reply that an earlier life of this server accepted to the very same question."""
-        path = self._folder / str(round_index) / task_id
+        path = self._folder / str(epoch) / task_id
         if not path.exists():
             return None
         try:
@@ -48,12 +48,12 @@ class Spool:
         path.unlink()
         return None
 
-    def exists(self, round_index: int, task_id: str) -> bool:
+    def exists(self, epoch: int, task_id: str) -> bool:
         """Whether there may be something to reuse."""
-        return (self._folder / str(round_index) / task_id).exists()
+        return (self._folder / str(epoch) / task_id).exists()
 
-    def clear(self, durable_round: int) -> None:
-        """Removes the replies of rounds that are durable."""
+    def clear(self, durable: int) -> None:
+        """Removes the replies from before the last durable point."""
         for path in self._folder.iterdir():
-            if int(path.name) <= durable_round:
+            if int(path.name) < durable:
                 shutil.rmtree(path)

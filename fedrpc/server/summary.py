@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import fedrpc
 from fedrpc.config import RunConfig
 from fedrpc.methods.base import Cost, Shapes
+from fedrpc.methods.fedavg import FedAvg
 from fedrpc.metrics import curve
 from fedrpc.metrics.fairness import client_fairness_of_counts
 from fedrpc.models.state import payload_bytes
@@ -31,20 +33,23 @@ def model_sha256(weights: Tensors) -> str:
 
 def shapes_of(problem: Problem, weights: Tensors, cohorts: Sequence[Sequence[int]]) -> Shapes:
     """What the method's cost formula is given."""
-    config, classes = problem.config, problem.dataset.num_classes
-    labels = [problem.dataset.train.y[problem.local_indices(client)[0]] for client in range(config.clients)]
+    num_classes, y = problem.dataset.num_classes, problem.dataset.train.y
+    counts = [
+        np.bincount(y[problem.local_indices(client)[0]], minlength=num_classes).tolist()
+        for client in range(problem.config.clients)
+    ]
     return Shapes(
         weights_bytes=payload_bytes(weights),
         cohorts=cohorts,
-        num_examples=[len(mine) for mine in labels],
-        num_clients=config.clients,
-        num_classes=classes,
-        class_counts=[np.bincount(mine, minlength=classes).tolist() for mine in labels],
-        shape=problem.dataset.shape,
-        epochs=config.train.epochs,
-        params=problem.params,
-        model=problem.network,
+        num_examples=[sum(row) for row in counts],
+        class_counts=counts,
+        env=problem.env,
     )
+
+
+def fedavg_cost(problem: Problem, shapes: Shapes) -> Cost:
+    """The yardstick: FedAvg with the configured network, without what a method may have added to it."""
+    return FedAvg().cost(dataclasses.replace(shapes, weights_bytes=problem.base_bytes()))
 
 
 def accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

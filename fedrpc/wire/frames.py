@@ -20,6 +20,7 @@ M = TypeVar("M", bound=Message)
 
 CHUNK_BYTES = 1 << 20  # the cheapest in CPU seconds a gigabyte; see protos/README.md
 GRPC_PREFIX_BYTES = 5  # gRPC's own header of each message
+SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()  # equal digests can talk
 _ALIGN = 64
 _MAGIC = b"fedrpc1\n"
 

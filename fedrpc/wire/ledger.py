@@ -118,6 +118,7 @@ class LedgerFile:
         self.path = folder / "ledger.jsonl"
         self._journal_path = folder / "ledger.partial.jsonl"
         self.current: Rows = {}
+        self._unwritten: Rows = {}
         self._size = self._recover()
         self._last_round = -(10**9)  # the last round that ledger.jsonl has rows of
         self.message_bytes: dict[str, int] = dict.fromkeys(DIRECTIONS, 0)  # of the whole run so far
@@ -145,6 +146,7 @@ class LedgerFile:
         self._journal = temporary.open("w")
         self._journal.write(json.dumps({"ledger_bytes": self._size}) + "\n")
         self._write(self._journal, self.current)
+        self._unwritten = {}
         os.fsync(self._journal.fileno())
         temporary.replace(self._journal_path)
 
@@ -154,11 +156,14 @@ class LedgerFile:
         file.flush()
 
     def book(self, rows: Rows) -> None:
-        """Adds the rows of a closed attempt."""
+        """Adds the rows of a closed attempt; those of the session alone reach the journal with the next others."""
         merge(self.current, rows)
+        merge(self._unwritten, rows)
         for key, sums in rows.items():
             self.message_bytes[key.direction] += sums.message_bytes
-        self._write(self._journal, rows)
+        if any(key.phase != SESSION for key in rows):
+            self._write(self._journal, self._unwritten)
+            self._unwritten = {}
 
     def end_round(self) -> None:
         """Writes the rows so far, durably, and starts anew."""
@@ -250,6 +255,14 @@ class LedgerAnswer:
     rows: str = part(Kind.ENVELOPE)
     kernel_sent: int = part(Kind.ENVELOPE)
     kernel_received: int = part(Kind.ENVELOPE)
+
+
+def parsed(text: str) -> Rows:
+    """A client's rows, as it tells them; what can not be read tells nothing."""
+    try:
+        return dict(from_json(line) for line in text.splitlines())
+    except (ValueError, TypeError, KeyError):
+        return {}
 
 
 def compare(server: Rows, client: Rows, client_id: int) -> dict[str, int]:

@@ -206,7 +206,7 @@ class Programs:
 
 _FARM = """
 import socket, sys
-from fedrpc.nursery import Nursery, preload
+from fedrpc.launch.nursery import Nursery, preload
 preload()
 Nursery(socket.socket(fileno=int(sys.argv[1]))).run()
 """
@@ -316,7 +316,7 @@ class Gates:
 _PRELOADED = """
 import json, os, sys, traceback
 from fedrpc import cli
-from fedrpc.nursery import preload
+from fedrpc.launch.nursery import preload
 preload()
 ENTRIES = {"fedrpc": cli.main, "fedrpc-server": cli.server_main, "fedrpc-client": cli.client_main}
 for line in sys.stdin:
@@ -365,7 +365,8 @@ class Preloaded:
 
     def run(self, name: str, *words: str | Path, timeout_s: float = PATIENCE_S) -> Ended:
         """Runs one command to its end."""
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         number = len(list(self._folder.glob("*.err")))
         files = [self._folder / f"{number}.out", self._folder / f"{number}.err"]
         order = {"name": name, "words": [str(word) for word in words], "files": [str(path) for path in files]}
@@ -381,7 +382,8 @@ class Preloaded:
         for process in psutil.Process(self._process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         self._process.stdin.close()
         self._process.wait(PATIENCE_S)
         self._process.stdout.close()

@@ -290,7 +290,7 @@ class _Fake(grpc.GenericRpcHandler):
         (grpc.StatusCode.FAILED_PRECONDITION, "the wire differs: install it", CONFIG, "the wire differs: install it"),
         (grpc.StatusCode.PERMISSION_DENIED, "not for you", CONFIG, "not for you"),
         (grpc.StatusCode.UNAVAILABLE, "not now", UNAVAILABLE, "not now; gave up after 1 s"),
-        (None, "", CONFIG, "no fedrpc server"),
+        (None, "", CONFIG, "is no fedrpc server of this version"),
     ],
 )
 def test_a_server_that_refuses(

@@ -25,49 +25,49 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n fedrpc/wire/v1/coordinator.proto\x12\x0e\x66\x65\x64rpc.wire.v1\"b\n\x0bJoinRequest\x12\x11\n\tclient_id\x18\x01 \x01(\r\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x17\n\x0fpackage_version\x18\x03 \x01(\t\x12\x15\n\rschema_digest\x18\x04 \x01(\x0c\"\xe4\x01\n\x0cJoinResponse\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06\x63onfig\x18\x03 \x01(\t\x12\x16\n\x0e\x64\x61taset_digest\x18\x04 \x01(\t\x12\x18\n\x10partition_sha256\x18\x05 \x01(\t\x12\x15\n\rmethod_digest\x18\x06 \x01(\x0c\x12\x17\n\x0fpackage_version\x18\x07 \x01(\t\x12\x15\n\rdurable_round\x18\x08 \x01(\x11\x12\x14\n\x0cprivacy_rows\x18\t \x01(\x04\x12\x14\n\x0cprivacy_head\x18\n \x01(\x0c\"\x1e\n\x0bPollRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"\xe5\x01\n\x05\x46rame\x12,\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x18.fedrpc.wire.v1.EnvelopeH\x00\x12&\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x15.fedrpc.wire.v1.ChunkH\x00\x12$\n\x04idle\x18\x03 \x01(\x0b\x32\x14.fedrpc.wire.v1.IdleH\x00\x12(\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x16.fedrpc.wire.v1.CancelH\x00\x12.\n\x07privacy\x18\x05 \x01(\x0b\x32\x1b.fedrpc.wire.v1.PrivacyRowsH\x00\x42\x06\n\x04\x62ody\"\xf1\x01\n\x08\x45nvelope\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\x11\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x0c\n\x04step\x18\x05 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12#\n\x05parts\x18\x07 \x03(\x0b\x32\x14.fedrpc.wire.v1.Part\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x0c\x12\x10\n\x08question\x18\t \x01(\x0c\x12(\n\x07\x66\x61ilure\x18\n \x01(\x0b\x32\x17.fedrpc.wire.v1.Failure\x12\x15\n\rdurable_round\x18\x0b \x01(\x11\"\xa8\x01\n\x04Part\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04kind\x18\x02 \x01(\x0e\x32\x14.fedrpc.wire.v1.Kind\x12$\n\x05\x63odec\x18\x03 \x01(\x0e\x32\x15.fedrpc.wire.v1.Codec\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\r\n\x05\x63rc32\x18\x05 \x01(\x07\x12+\n\x07tensors\x18\x06 \x03(\x0b\x32\x1a.fedrpc.wire.v1.TensorSpec\"O\n\nTensorSpec\x12\x0c\n\x04path\x18\x01 \x01(\t\x12$\n\x05\x64type\x18\x02 \x01(\x0e\x32\x15.fedrpc.wire.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x04\"#\n\x05\x43hunk\x12\x0c\n\x04part\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"Q\n\x04Idle\x12\x10\n\x08retry_ms\x18\x01 \x01(\r\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\rdurable_round\x18\x04 \x01(\x11\")\n\x06\x43\x61ncel\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"*\n\x0bPrivacyRows\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0c\n\x04rows\x18\x02 \x03(\t\"\x9b\x01\n\x07\x46\x61ilure\x12*\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1c.fedrpc.wire.v1.Failure.Code\x12\x0e\n\x06reason\x18\x02 \x01(\t\"T\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\x0e\n\nCODE_ERROR\x10\x01\x12\x12\n\x0e\x43ODE_ABSTAINED\x10\x02\x12\x12\n\x0e\x43ODE_CANCELLED\x10\x03\"\xd2\x01\n\x0eSubmitResponse\x12\x35\n\x06status\x18\x01 \x01(\x0e\x32%.fedrpc.wire.v1.SubmitResponse.Status\x12\x15\n\rdurable_round\x18\x02 \x01(\x11\x12\x14\n\x0cprivacy_rows\x18\x03 \x01(\x04\"\\\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTATUS_ACCEPTED\x10\x01\x12\x14\n\x10STATUS_DUPLICATE\x10\x02\x12\x0f\n\x0bSTATUS_LATE\x10\x03*\xf9\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKIND_WEIGHTS\x10\x01\x12\x18\n\x14KIND_CLASS_ABUNDANCE\x10\x02\x12\x15\n\x11KIND_LATENT_MEANS\x10\x03\x12\x14\n\x10KIND_ACTIVATIONS\x10\x04\x12\x0f\n\x0bKIND_IMAGES\x10\x05\x12\x11\n\rKIND_FEEDBACK\x10\x06\x12\x15\n\x11KIND_MEAN_SAMPLES\x10\x07\x12\x10\n\x0cKIND_SAMPLES\x10\x08\x12\x10\n\x0cKIND_MOMENTS\x10\t\x12\x10\n\x0cKIND_SCALARS\x10\n\x12\x11\n\rKIND_ENVELOPE\x10\x0b*-\n\x05\x43odec\x12\x15\n\x11\x43ODEC_UNSPECIFIED\x10\x00\x12\r\n\tCODEC_RAW\x10\x01*\xe0\x02\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT64\x10\x02\x12\x11\n\rDTYPE_FLOAT16\x10\x03\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x04\x12\x0e\n\nDTYPE_INT8\x10\x05\x12\x0f\n\x0b\x44TYPE_INT16\x10\x06\x12\x0f\n\x0b\x44TYPE_INT32\x10\x07\x12\x0f\n\x0b\x44TYPE_INT64\x10\x08\x12\x0f\n\x0b\x44TYPE_UINT8\x10\t\x12\x0e\n\nDTYPE_BOOL\x10\n\x12\x13\n\x0f\x44TYPE_COMPLEX64\x10\x0b\x12\x14\n\x10\x44TYPE_COMPLEX128\x10\x0c\x12\x10\n\x0c\x44TYPE_UINT16\x10\r\x12\x10\n\x0c\x44TYPE_UINT32\x10\x0e\x12\x10\n\x0c\x44TYPE_UINT64\x10\x0f\x12\x17\n\x13\x44TYPE_FLOAT8_E4M3FN\x10\x10\x12\x15\n\x11\x44TYPE_FLOAT8_E5M2\x10\x11\x32\xd1\x01\n\x0b\x43oordinator\x12\x41\n\x04Join\x12\x1b.fedrpc.wire.v1.JoinRequest\x1a\x1c.fedrpc.wire.v1.JoinResponse\x12<\n\x04Poll\x12\x1b.fedrpc.wire.v1.PollRequest\x1a\x15.fedrpc.wire.v1.Frame0\x01\x12\x41\n\x06Submit\x12\x15.fedrpc.wire.v1.Frame\x1a\x1e.fedrpc.wire.v1.SubmitResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n fedrpc/wire/v1/coordinator.proto\x12\x0e\x66\x65\x64rpc.wire.v1\"b\n\x0bJoinRequest\x12\x11\n\tclient_id\x18\x01 \x01(\r\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x17\n\x0fpackage_version\x18\x03 \x01(\t\x12\x15\n\rschema_digest\x18\x04 \x01(\x0c\"\xde\x01\n\x0cJoinResponse\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06\x63onfig\x18\x03 \x01(\t\x12\x16\n\x0e\x64\x61taset_digest\x18\x04 \x01(\t\x12\x18\n\x10partition_sha256\x18\x05 \x01(\t\x12\x15\n\rmethod_digest\x18\x06 \x01(\x0c\x12\x17\n\x0fpackage_version\x18\x07 \x01(\t\x12\x0f\n\x07\x64urable\x18\x08 \x01(\x04\x12\x14\n\x0cprivacy_rows\x18\t \x01(\x04\x12\x14\n\x0cprivacy_head\x18\n \x01(\x0c\"\x1e\n\x0bPollRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"\xe5\x01\n\x05\x46rame\x12,\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x18.fedrpc.wire.v1.EnvelopeH\x00\x12&\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x15.fedrpc.wire.v1.ChunkH\x00\x12$\n\x04idle\x18\x03 \x01(\x0b\x32\x14.fedrpc.wire.v1.IdleH\x00\x12(\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x16.fedrpc.wire.v1.CancelH\x00\x12.\n\x07privacy\x18\x05 \x01(\x0b\x32\x1b.fedrpc.wire.v1.PrivacyRowsH\x00\x42\x06\n\x04\x62ody\"\xfa\x01\n\x08\x45nvelope\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\x11\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x0c\n\x04step\x18\x05 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12#\n\x05parts\x18\x07 \x03(\x0b\x32\x14.fedrpc.wire.v1.Part\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x0c\x12\x10\n\x08question\x18\t \x01(\x0c\x12(\n\x07\x66\x61ilure\x18\n \x01(\x0b\x32\x17.fedrpc.wire.v1.Failure\x12\x0f\n\x07\x64urable\x18\x0b \x01(\x04\x12\r\n\x05\x65poch\x18\x0c \x01(\x04\"\xa8\x01\n\x04Part\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04kind\x18\x02 \x01(\x0e\x32\x14.fedrpc.wire.v1.Kind\x12$\n\x05\x63odec\x18\x03 \x01(\x0e\x32\x15.fedrpc.wire.v1.Codec\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\r\n\x05\x63rc32\x18\x05 \x01(\x07\x12+\n\x07tensors\x18\x06 \x03(\x0b\x32\x1a.fedrpc.wire.v1.TensorSpec\"O\n\nTensorSpec\x12\x0c\n\x04path\x18\x01 \x01(\t\x12$\n\x05\x64type\x18\x02 \x01(\x0e\x32\x15.fedrpc.wire.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x04\"#\n\x05\x43hunk\x12\x0c\n\x04part\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"K\n\x04Idle\x12\x10\n\x08retry_ms\x18\x01 \x01(\r\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07\x64urable\x18\x04 \x01(\x04\")\n\x06\x43\x61ncel\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"*\n\x0bPrivacyRows\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0c\n\x04rows\x18\x02 \x03(\t\"\x9b\x01\n\x07\x46\x61ilure\x12*\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1c.fedrpc.wire.v1.Failure.Code\x12\x0e\n\x06reason\x18\x02 \x01(\t\"T\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\x0e\n\nCODE_ERROR\x10\x01\x12\x12\n\x0e\x43ODE_ABSTAINED\x10\x02\x12\x12\n\x0e\x43ODE_CANCELLED\x10\x03\"\xcc\x01\n\x0eSubmitResponse\x12\x35\n\x06status\x18\x01 \x01(\x0e\x32%.fedrpc.wire.v1.SubmitResponse.Status\x12\x0f\n\x07\x64urable\x18\x02 \x01(\x04\x12\x14\n\x0cprivacy_rows\x18\x03 \x01(\x04\"\\\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTATUS_ACCEPTED\x10\x01\x12\x14\n\x10STATUS_DUPLICATE\x10\x02\x12\x0f\n\x0bSTATUS_LATE\x10\x03*\xf9\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKIND_WEIGHTS\x10\x01\x12\x18\n\x14KIND_CLASS_ABUNDANCE\x10\x02\x12\x15\n\x11KIND_LATENT_MEANS\x10\x03\x12\x14\n\x10KIND_ACTIVATIONS\x10\x04\x12\x0f\n\x0bKIND_IMAGES\x10\x05\x12\x11\n\rKIND_FEEDBACK\x10\x06\x12\x15\n\x11KIND_MEAN_SAMPLES\x10\x07\x12\x10\n\x0cKIND_SAMPLES\x10\x08\x12\x10\n\x0cKIND_MOMENTS\x10\t\x12\x10\n\x0cKIND_SCALARS\x10\n\x12\x11\n\rKIND_ENVELOPE\x10\x0b*-\n\x05\x43odec\x12\x15\n\x11\x43ODEC_UNSPECIFIED\x10\x00\x12\r\n\tCODEC_RAW\x10\x01*\xe0\x02\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT64\x10\x02\x12\x11\n\rDTYPE_FLOAT16\x10\x03\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x04\x12\x0e\n\nDTYPE_INT8\x10\x05\x12\x0f\n\x0b\x44TYPE_INT16\x10\x06\x12\x0f\n\x0b\x44TYPE_INT32\x10\x07\x12\x0f\n\x0b\x44TYPE_INT64\x10\x08\x12\x0f\n\x0b\x44TYPE_UINT8\x10\t\x12\x0e\n\nDTYPE_BOOL\x10\n\x12\x13\n\x0f\x44TYPE_COMPLEX64\x10\x0b\x12\x14\n\x10\x44TYPE_COMPLEX128\x10\x0c\x12\x10\n\x0c\x44TYPE_UINT16\x10\r\x12\x10\n\x0c\x44TYPE_UINT32\x10\x0e\x12\x10\n\x0c\x44TYPE_UINT64\x10\x0f\x12\x17\n\x13\x44TYPE_FLOAT8_E4M3FN\x10\x10\x12\x15\n\x11\x44TYPE_FLOAT8_E5M2\x10\x11\x32\xd1\x01\n\x0b\x43oordinator\x12\x41\n\x04Join\x12\x1b.fedrpc.wire.v1.JoinRequest\x1a\x1c.fedrpc.wire.v1.JoinResponse\x12<\n\x04Poll\x12\x1b.fedrpc.wire.v1.PollRequest\x1a\x15.fedrpc.wire.v1.Frame0\x01\x12\x41\n\x06Submit\x12\x15.fedrpc.wire.v1.Frame\x1a\x1e.fedrpc.wire.v1.SubmitResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedrpc.wire.v1.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KIND']._serialized_start=1722
-  _globals['_KIND']._serialized_end=1971
-  _globals['_CODEC']._serialized_start=1973
-  _globals['_CODEC']._serialized_end=2018
-  _globals['_DTYPE']._serialized_start=2021
-  _globals['_DTYPE']._serialized_end=2373
+  _globals['_KIND']._serialized_start=1713
+  _globals['_KIND']._serialized_end=1962
+  _globals['_CODEC']._serialized_start=1964
+  _globals['_CODEC']._serialized_end=2009
+  _globals['_DTYPE']._serialized_start=2012
+  _globals['_DTYPE']._serialized_end=2364
   _globals['_JOINREQUEST']._serialized_start=52
   _globals['_JOINREQUEST']._serialized_end=150
   _globals['_JOINRESPONSE']._serialized_start=153
-  _globals['_JOINRESPONSE']._serialized_end=381
-  _globals['_POLLREQUEST']._serialized_start=383
-  _globals['_POLLREQUEST']._serialized_end=413
-  _globals['_FRAME']._serialized_start=416
-  _globals['_FRAME']._serialized_end=645
-  _globals['_ENVELOPE']._serialized_start=648
-  _globals['_ENVELOPE']._serialized_end=889
-  _globals['_PART']._serialized_start=892
-  _globals['_PART']._serialized_end=1060
-  _globals['_TENSORSPEC']._serialized_start=1062
-  _globals['_TENSORSPEC']._serialized_end=1141
-  _globals['_CHUNK']._serialized_start=1143
-  _globals['_CHUNK']._serialized_end=1178
-  _globals['_IDLE']._serialized_start=1180
-  _globals['_IDLE']._serialized_end=1261
-  _globals['_CANCEL']._serialized_start=1263
-  _globals['_CANCEL']._serialized_end=1304
-  _globals['_PRIVACYROWS']._serialized_start=1306
-  _globals['_PRIVACYROWS']._serialized_end=1348
-  _globals['_FAILURE']._serialized_start=1351
-  _globals['_FAILURE']._serialized_end=1506
-  _globals['_FAILURE_CODE']._serialized_start=1422
-  _globals['_FAILURE_CODE']._serialized_end=1506
-  _globals['_SUBMITRESPONSE']._serialized_start=1509
-  _globals['_SUBMITRESPONSE']._serialized_end=1719
-  _globals['_SUBMITRESPONSE_STATUS']._serialized_start=1627
-  _globals['_SUBMITRESPONSE_STATUS']._serialized_end=1719
-  _globals['_COORDINATOR']._serialized_start=2376
-  _globals['_COORDINATOR']._serialized_end=2585
+  _globals['_JOINRESPONSE']._serialized_end=375
+  _globals['_POLLREQUEST']._serialized_start=377
+  _globals['_POLLREQUEST']._serialized_end=407
+  _globals['_FRAME']._serialized_start=410
+  _globals['_FRAME']._serialized_end=639
+  _globals['_ENVELOPE']._serialized_start=642
+  _globals['_ENVELOPE']._serialized_end=892
+  _globals['_PART']._serialized_start=895
+  _globals['_PART']._serialized_end=1063
+  _globals['_TENSORSPEC']._serialized_start=1065
+  _globals['_TENSORSPEC']._serialized_end=1144
+  _globals['_CHUNK']._serialized_start=1146
+  _globals['_CHUNK']._serialized_end=1181
+  _globals['_IDLE']._serialized_start=1183
+  _globals['_IDLE']._serialized_end=1258
+  _globals['_CANCEL']._serialized_start=1260
+  _globals['_CANCEL']._serialized_end=1301
+  _globals['_PRIVACYROWS']._serialized_start=1303
+  _globals['_PRIVACYROWS']._serialized_end=1345
+  _globals['_FAILURE']._serialized_start=1348
+  _globals['_FAILURE']._serialized_end=1503
+  _globals['_FAILURE_CODE']._serialized_start=1419
+  _globals['_FAILURE_CODE']._serialized_end=1503
+  _globals['_SUBMITRESPONSE']._serialized_start=1506
+  _globals['_SUBMITRESPONSE']._serialized_end=1710
+  _globals['_SUBMITRESPONSE_STATUS']._serialized_start=1618
+  _globals['_SUBMITRESPONSE_STATUS']._serialized_end=1710
+  _globals['_COORDINATOR']._serialized_start=2367
+  _globals['_COORDINATOR']._serialized_end=2576
 # @@protoc_insertion_point(module_scope)

@@ -177,7 +177,7 @@ class JoinResponse(_message.Message):
     PARTITION_SHA256_FIELD_NUMBER: _builtins.int
     METHOD_DIGEST_FIELD_NUMBER: _builtins.int
     PACKAGE_VERSION_FIELD_NUMBER: _builtins.int
-    DURABLE_ROUND_FIELD_NUMBER: _builtins.int
+    DURABLE_FIELD_NUMBER: _builtins.int
     PRIVACY_ROWS_FIELD_NUMBER: _builtins.int
     PRIVACY_HEAD_FIELD_NUMBER: _builtins.int
     session: _builtins.str
@@ -190,7 +190,8 @@ class JoinResponse(_message.Message):
     """itself, and refuses on a mismatch"""
     method_digest: _builtins.bytes
     package_version: _builtins.str
-    durable_round: _builtins.int
+    durable: _builtins.int
+    """how many durable points (checkpoints) the run has reached"""
     privacy_rows: _builtins.int
     """how many of this client's privacy rows the server holds,"""
     privacy_head: _builtins.bytes
@@ -205,13 +206,13 @@ class JoinResponse(_message.Message):
         partition_sha256: _builtins.str = ...,
         method_digest: _builtins.bytes = ...,
         package_version: _builtins.str = ...,
-        durable_round: _builtins.int = ...,
+        durable: _builtins.int = ...,
         privacy_rows: _builtins.int = ...,
         privacy_head: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "dataset_digest", b"dataset_digest", "durable_round", b"durable_round", "method_digest", b"method_digest", "package_version", b"package_version", "partition_sha256", b"partition_sha256", "privacy_head", b"privacy_head", "privacy_rows", b"privacy_rows", "run_id", b"run_id", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "dataset_digest", b"dataset_digest", "durable", b"durable", "method_digest", b"method_digest", "package_version", b"package_version", "partition_sha256", b"partition_sha256", "privacy_head", b"privacy_head", "privacy_rows", b"privacy_rows", "run_id", b"run_id", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -294,7 +295,8 @@ class Envelope(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     QUESTION_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
-    DURABLE_ROUND_FIELD_NUMBER: _builtins.int
+    DURABLE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     task_id: _builtins.str
     """hash(run, round, phase, step, client)"""
@@ -308,8 +310,10 @@ class Envelope(_message.Message):
     """SHA-256 over the parts' headers and bytes"""
     question: _builtins.bytes
     """in a result: the digest of the task that it answers"""
-    durable_round: _builtins.int
-    """the last round whose result the server can not lose; -2 is none"""
+    durable: _builtins.int
+    """how many durable points the run has reached: what lies before the last is safe"""
+    epoch: _builtins.int
+    """the durable points that were reached when the question was asked"""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]: ...
     @_builtins.property
@@ -329,11 +333,12 @@ class Envelope(_message.Message):
         digest: _builtins.bytes = ...,
         question: _builtins.bytes = ...,
         failure: Global___Failure | None = ...,
-        durable_round: _builtins.int = ...,
+        durable: _builtins.int = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "digest", b"digest", "durable_round", b"durable_round", "failure", b"failure", "parts", b"parts", "phase", b"phase", "question", b"question", "round", b"round", "session", b"session", "step", b"step", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "digest", b"digest", "durable", b"durable", "epoch", b"epoch", "failure", b"failure", "parts", b"parts", "phase", b"phase", "question", b"question", "round", b"round", "session", b"session", "step", b"step", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -434,23 +439,23 @@ class Idle(_message.Message):
     RETRY_MS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    DURABLE_ROUND_FIELD_NUMBER: _builtins.int
+    DURABLE_FIELD_NUMBER: _builtins.int
     retry_ms: _builtins.int
     finished: _builtins.bool
     """the run is over; reason says how it ended"""
     reason: _builtins.str
-    durable_round: _builtins.int
+    durable: _builtins.int
     def __init__(
         self,
         *,
         retry_ms: _builtins.int = ...,
         finished: _builtins.bool = ...,
         reason: _builtins.str = ...,
-        durable_round: _builtins.int = ...,
+        durable: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_round", b"durable_round", "finished", b"finished", "reason", b"reason", "retry_ms", b"retry_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "finished", b"finished", "reason", b"reason", "retry_ms", b"retry_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -575,21 +580,21 @@ class SubmitResponse(_message.Message):
     """nobody waits for it any more; discarded"""
 
     STATUS_FIELD_NUMBER: _builtins.int
-    DURABLE_ROUND_FIELD_NUMBER: _builtins.int
+    DURABLE_FIELD_NUMBER: _builtins.int
     PRIVACY_ROWS_FIELD_NUMBER: _builtins.int
     status: Global___SubmitResponse.Status.ValueType
-    durable_round: _builtins.int
+    durable: _builtins.int
     privacy_rows: _builtins.int
     def __init__(
         self,
         *,
         status: Global___SubmitResponse.Status.ValueType = ...,
-        durable_round: _builtins.int = ...,
+        durable: _builtins.int = ...,
         privacy_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_round", b"durable_round", "privacy_rows", b"privacy_rows", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "privacy_rows", b"privacy_rows", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from fedrpc import log
 from fedrpc.config import RunConfig
-from fedrpc.launch import Launcher, LocalRun
-from fedrpc.progress import LiveWatcher, LogWatcher
+from fedrpc.launch.launcher import Launcher, LocalRun
+from fedrpc.launch.progress import LiveWatcher, LogWatcher
 from fedrpc.report.page import show_runs
 
 

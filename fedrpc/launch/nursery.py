@@ -22,10 +22,9 @@ from fedrpc.process import die_with_parent, exit_code_of, run_async
 
 def preload() -> None:
     """Imports what every client needs; torch._dynamo because the first optimizer would import it in every child."""
-    import grpc.aio  # noqa: F401
     import torch._dynamo  # noqa: F401
 
-    import fedrpc.client.app
+    import fedrpc.client.app  # with grpc
     import fedrpc.server.run  # noqa: F401
 
 

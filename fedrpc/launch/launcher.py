@@ -19,10 +19,10 @@ from typing import Any
 from fedrpc import log
 from fedrpc.config import RunConfig
 from fedrpc.errors import FedrpcError, Unavailable
-from fedrpc.nursery import Nursery, preload
+from fedrpc.launch.nursery import Nursery, preload
 from fedrpc.process import Stopped, die_with_parent, exit_code_of, run_async
 
-_MAX_RESTARTS = 5  # of one client
+_MAX_RESTARTS = 5  # of one client, between two finished rounds
 _GRACE_S = 10.0  # between SIGTERM and SIGKILL
 
 
@@ -158,6 +158,8 @@ class Launcher:
             self._address = message["address"]
             for client in range(self._run.config.clients):
                 self._start(client)
+        elif name == "round_finished":
+            self._restarts.clear()
         self._watcher.event(name, message)
 
     def _start(self, client: int) -> None:
@@ -174,9 +176,12 @@ class Launcher:
             return
         self._restarts[client] = self._restarts.get(client, 0) + 1
         path = self._run.out / "clients" / str(client) / "client.log"
-        if code == 78 or self._restarts[client] > _MAX_RESTARTS:
+        if code == 78:
             said = path.read_text().splitlines()[-1:] if path.exists() else []
             raise Unavailable(f"client {client} ended with code {code}: {' '.join(said)} (its log: {path})")
+        if self._restarts[client] > _MAX_RESTARTS:
+            # The server decides by its quorum whether the run can do without it.
+            return self._watcher.event("client_given_up", {"client": client, "code": code, "log": str(path)})
         self._watcher.event("client_restarted", {"client": client, "code": code})
         self._start(client)
 

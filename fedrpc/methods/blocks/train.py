@@ -1,4 +1,4 @@
-"""Local training: the run's optimizer, epochs and batches around any loss."""
+"""Training: the run's optimizer, epochs and batches around any loss, on a client or on the server."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ def train(
     lr: float,
     order: np.random.Generator,
     device: torch.device,
-    check: Callable[[], None],
+    check: Callable[[], None] = lambda: None,
     on_grad: Callable[[nn.Module], None] | None = None,
+    epochs: int | None = None,
+    draw: int | None = None,
 ) -> TrainReport:
     """Runs the epochs.
 
@@ -54,13 +56,16 @@ def train(
         order: The stream that shuffles; it knows nothing of the method, so methods see the same batches.
         check: Called before each batch; raises Cancelled when the server withdrew the task.
         on_grad: Called between backward and step.
+        epochs: Another number of epochs than the run's.
+        draw: So many examples are drawn, without replacement, in each epoch; all of them when None.
     """
+    size = len(data) if draw is None else min(draw, len(data))
     model.train()
     optimizer = optimizer_of(config, model, lr)
     losses, steps = [], 0
-    for _ in range(config.epochs):
+    for _ in range(config.epochs if epochs is None else epochs):
         total = 0.0
-        for index in index_batches(order.permutation(len(data)), config.batch_size):
+        for index in index_batches(order.permutation(len(data))[:size], config.batch_size):
             check()
             x, y = data.batch(index)
             optimizer.zero_grad(set_to_none=True)
@@ -71,5 +76,5 @@ def train(
             optimizer.step()
             total += float(value.detach()) * len(index)
             steps += 1
-        losses.append(total / len(data) if len(data) else 0.0)
-    return TrainReport(len(data), steps, tuple(losses))
+        losses.append(total / size if size else 0.0)
+    return TrainReport(size, steps, tuple(losses))

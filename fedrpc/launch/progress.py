@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedrpc import log
-from fedrpc.launch import Watcher
+from fedrpc.launch.launcher import Watcher
 from fedrpc.report.table import size
 
 
@@ -23,7 +23,7 @@ class LogWatcher(Watcher):
         if name == "round_finished":
             shown = ("round", "accuracy", "loss", "num_clients", "seconds", "bytes_down", "bytes_up")
             self._log.info(name, **{key: values[key] for key in shown if key in values})
-        elif name == "client_restarted":
+        elif name in ("client_restarted", "client_given_up"):
             self._log.warning(name, **values)
 
 
@@ -64,6 +64,8 @@ class LiveWatcher(Watcher):
             )
         elif name == "client_restarted":
             self._bar.console.print(f"client {values['client']} ended (code {values['code']}); started again")
+        elif name == "client_given_up":
+            self._bar.console.print(f"client {values['client']} ended too often; see {values['log']}")
 
     def close(self) -> None:
         """Stops drawing."""

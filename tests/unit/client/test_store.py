@@ -1,0 +1,380 @@
+"""A client's store: answers count whole or not at all, can be undone, and are kept while they may be asked for."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedrpc.client.store import ClientStore, Transaction
+from fedrpc.privacy.ledger import GENESIS, Guarantee, Release, chained
+from fedrpc.wire.codec import decode, encode
+from fedrpc.wire.frames import read_file
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.ledger import Key, Sums
+from fedrpc.wire.v1 import coordinator_pb2 as pb
+from tests.unit.wire.messages import Everything, One, everything, same
+
+
+@pytest.fixture
+def store(tmp_path) -> Iterator[ClientStore]:
+    found = ClientStore(tmp_path)
+    yield found
+    found.close()
+
+
+def one(value: float) -> One:
+    return One(torch.tensor([value]))
+
+
+def commit(
+    store: ClientStore,
+    task: str,
+    puts: dict[str, float | None] | None = None,
+    *,
+    round_index: int = 0,
+    question: bytes = b"q",
+    released: tuple[Release, ...] = (),
+) -> Path:
+    """One answer, with what it writes."""
+    transaction = Transaction(store)
+    for key, value in (puts or {}).items():
+        if value is None:
+            transaction.delete(key)
+        else:
+            transaction.put(key, one(value))
+    payload = encode(one(len(task)))
+    envelope = pb.Envelope(
+        task_id=task, round=round_index, question=question, parts=payload.parts, digest=payload.digest
+    )
+    return store.commit(envelope, payload, transaction.writes, released)
+
+
+def value(store: ClientStore, key: str = "key") -> float | None:
+    found = Transaction(store).get(key, One)
+    return None if found is None else found.value.item()
+
+
+def release(kind: Kind = Kind.WEIGHTS, guarantee: Guarantee | None = None) -> Release:
+    return Release(kind, ("part",), guarantee, {"client": 0})
+
+
+# Transactions
+
+
+def test_a_transaction_reads_its_own_writes_and_nobody_else_does(store):
+    transaction = Transaction(store)
+    assert transaction.get("key", One) is None
+    transaction.put("key", one(1))
+    assert transaction.get("key", One).value.item() == 1
+    transaction.delete("key")
+    assert transaction.get("key", One) is None
+    transaction.put("key", one(2))
+    assert value(store) is None
+
+
+def test_any_message_can_be_kept(store):
+    transaction = Transaction(store)
+    transaction.put("key", everything())
+    payload = encode(one(0))
+    store.commit(pb.Envelope(task_id="t", parts=payload.parts), payload, transaction.writes, [])
+    assert same(Transaction(store).get("key", Everything), everything())
+
+
+def test_what_is_put_does_not_follow_the_tensor(store):
+    tensor = torch.zeros(1)
+    transaction = Transaction(store)
+    transaction.put("key", One(tensor))
+    tensor += 1
+    assert transaction.get("key", One).value.item() == 0
+
+
+def test_an_answer_counts_with_its_writes_its_bytes_and_its_rows(store):
+    path = commit(store, "task", {"key": 1}, released=(release(),))
+    assert value(store) == 1
+    assert store.answer("task", b"q") == path
+    envelope, views = read_file(path)
+    assert same(decode(One, envelope.parts, views), one(4))
+    assert len(store.privacy_rows(0)) == 1
+
+
+def test_everything_survives_a_restart(tmp_path):
+    first = ClientStore(tmp_path)
+    path = commit(first, "task", {"key": 1}, released=(release(),))
+    rows = first.privacy_rows(0)
+    first.close()
+    again = ClientStore(tmp_path)
+    assert value(again) == 1
+    assert again.answer("task", b"q") == path
+    assert again.privacy_rows(0) == rows
+    again.close()
+
+
+def test_an_answer_that_can_not_be_completed_leaves_nothing(store):
+    class Broken(Release):
+        def row(self, index: int, previous: bytes) -> str:
+            raise OSError("the disk is full")
+
+    commit(store, "before", {"key": 1}, released=(release(),))
+    with pytest.raises(OSError, match="full"):
+        commit(store, "task", {"key": 2}, released=(release(), Broken(Kind.SCALARS, ())))
+    assert value(store) == 1
+    assert store.answer("task", b"q") is None
+    assert len(store.privacy_rows(0)) == 1
+    commit(store, "task", {"key": 3}, released=(release(),))
+    assert value(store) == 3
+    assert len(store.privacy_rows(0)) == 2
+
+
+def test_bytes_whose_answer_was_not_committed_do_not_count(store, tmp_path):
+    path = commit(store, "task")
+    (tmp_path / "answers" / "other").write_bytes(path.read_bytes())
+    assert store.answer("other", b"q") is None
+
+
+# The same question, and another
+
+
+def test_the_same_question_has_the_same_answer(store):
+    path = commit(store, "task", {"key": 1})
+    before = path.read_bytes()
+    assert store.answer("task", b"q") == store.answer("task", b"q") == path
+    assert path.read_bytes() == before
+    assert value(store) == 1
+
+
+def test_another_question_undoes_the_answer_and_all_that_came_after_it(store):
+    commit(store, "a", {"key": 1, "other": 10}, released=(release(),))
+    commit(store, "b", {"key": 2}, released=(release(),))
+    commit(store, "c", {"key": 3, "other": 30}, released=(release(),))
+    rows = store.privacy_rows(0)
+    assert store.answer("b", b"another") is None
+    assert (value(store), value(store, "other")) == (1, 10)
+    assert store.answer("a", b"q") is not None
+    assert store.answer("b", b"q") is None
+    assert store.answer("c", b"q") is None
+    assert store.privacy_rows(0) == rows, "what was released stays released"
+    commit(store, "b", {"key": 5}, question=b"another", released=(release(),))
+    assert value(store) == 5
+    assert len(store.privacy_rows(0)) == 4
+
+
+def test_undoing_brings_back_what_was_deleted(store):
+    commit(store, "a", {"key": 1})
+    commit(store, "b", {"key": None})
+    assert value(store) is None
+    store.answer("b", b"another")
+    assert value(store) == 1
+
+
+@pytest.mark.parametrize("damage", ["lost", "torn", "flipped"])
+def test_an_answer_whose_bytes_are_gone_is_made_again(store, damage):
+    path = commit(store, "task", {"key": 1})
+    data = path.read_bytes()
+    if damage == "lost":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-9] if damage == "torn" else bytes([data[0] ^ 1]) + data[1:])
+    assert store.answer("task", b"q") is None
+    assert value(store) is None, "its writes are undone with it"
+    assert commit(store, "task", {"key": 2}) == path
+    assert store.answer("task", b"q") == path
+
+
+# Folding
+
+
+def test_folding_keeps_the_newest_durable_version_and_drops_the_answers(store, tmp_path):
+    for index in range(3):
+        commit(store, f"task{index}", {"key": index, f"only{index}": index}, round_index=index)
+    store.fold(1)
+    assert [store.answer(f"task{index}", b"q") is not None for index in range(3)] == [False, False, True]
+    assert [path.name for path in (tmp_path / "answers").iterdir()] == ["task2"]
+    assert [value(store, key) for key in ("key", "only0", "only1", "only2")] == [2, 0, 1, 2]
+    store.answer("task2", b"another")
+    assert [value(store, key) for key in ("key", "only0", "only1", "only2")] == [1, 0, 1, None]
+
+
+def test_folding_again_or_for_nothing_changes_nothing(store):
+    commit(store, "task", {"key": 1}, round_index=4)
+    for durable in (-2, -1, 3, 4, 4, 4):
+        store.fold(durable)
+        assert value(store) == 1
+
+
+def test_old_versions_do_not_pile_up(store):
+    for index in range(20):
+        commit(store, f"task{index}", {"key": index}, round_index=index)
+        store.fold(index - 1)
+    with store._lock:
+        [count] = store._db.execute("SELECT COUNT(*) FROM entries").fetchone()
+    assert count <= 2
+
+
+def test_a_deleted_key_stays_deleted_when_it_is_folded(store):
+    commit(store, "a", {"key": 1}, round_index=0)
+    commit(store, "b", {"key": None}, round_index=1)
+    store.fold(1)
+    assert value(store) is None
+
+
+def test_set_up_is_a_round_that_becomes_durable(store):
+    commit(store, "setup", {"key": 1}, round_index=-1)
+    store.fold(-2)
+    assert store.answer("setup", b"q") is not None
+    store.fold(-1)
+    assert store.answer("setup", b"q") is None
+    assert value(store) == 1
+
+
+OPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("commit"), st.sampled_from("xyz"), st.sampled_from([None, 1.0, 2.0, 3.0])),
+        st.tuples(st.just("undo"), st.integers(0, 5), st.none()),
+        st.tuples(st.just("round"), st.none(), st.none()),
+        st.tuples(st.just("fold"), st.none(), st.none()),
+        st.tuples(st.just("reopen"), st.none(), st.none()),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=40)
+@given(OPS)
+def test_the_store_is_what_a_list_of_answers_says(tmp_path_factory, ops):
+    """Held against a model that keeps every answer's writes for ever and replays them."""
+    folder = tmp_path_factory.mktemp("store")
+    store, answers, number, current, durable = ClientStore(folder), [], 0, 0, -1
+    for what, first, second in ops:
+        if what == "commit":
+            commit(store, f"t{number}", {first: second}, round_index=current)
+            answers.append((f"t{number}", current, {first: second}))
+            number += 1
+        elif what == "undo":
+            open_answers = [index for index, (_, of, _) in enumerate(answers) if of > durable]
+            if open_answers:
+                at = open_answers[first % len(open_answers)]
+                assert store.answer(answers[at][0], b"another") is None
+                del answers[at:]
+        elif what == "round":
+            durable, current = current, current + 1
+        elif what == "fold":
+            store.fold(durable)
+        else:
+            store.close()
+            store = ClientStore(folder)
+        wanted: dict[str, float | None] = {}
+        for _, _, writes in answers:
+            wanted |= writes
+        assert {key: value(store, key) for key in "xyz"} == {key: wanted.get(key) for key in "xyz"}
+        for task, of, _ in answers:
+            if of > durable:
+                assert store.answer(task, b"q") is not None
+    store.close()
+
+
+# The privacy chain
+
+
+def test_rows_are_chained(store):
+    commit(store, "a", released=(release(Kind.WEIGHTS), release(Kind.SCALARS)))
+    commit(store, "b", released=(release(Kind.WEIGHTS),))
+    rows = store.privacy_rows(0)
+    head = GENESIS
+    for index, row in enumerate(rows):
+        assert json.loads(row)["index"] == index
+        assert json.loads(row)["previous"] == head.hex()
+        head = chained(head, row)
+    assert store.privacy_rows(2) == rows[2:]
+    assert store.privacy_rows(3) == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_chain_that_is_not_shorter_than_the_servers_is_kept(store, count):
+    commit(store, "a", released=(release(), release()))
+    rows = store.privacy_rows(0)
+    assert not store.adopt_chain(count, b"\7" * 32)
+    assert store.privacy_rows(0) == rows
+
+
+@pytest.mark.parametrize("own", [0, 2])
+def test_a_lost_store_goes_on_with_the_servers_chain(store, own):
+    if own:
+        commit(store, "a", released=(release(),) * own)
+    assert store.adopt_chain(5, b"\7" * 32)
+    assert not store.adopt_chain(5, b"\7" * 32), "adopted once"
+    commit(store, "b", released=(release(), release()))
+    rows = [json.loads(row) for row in store.privacy_rows(5)]
+    assert [row["index"] for row in rows] == [5, 6]
+    assert rows[0]["previous"] == (b"\7" * 32).hex()
+
+
+def test_a_promise_is_synced(store, monkeypatch):
+    synced: list[bool] = []
+    monkeypatch.setattr("fedrpc.wire.frames.os.fsync", lambda _: synced.append(True))
+    commit(store, "plain", released=(release(),))
+    assert not synced
+    commit(store, "promise", released=(release(guarantee=Guarantee("gaussian", {}, "theorem")),))
+    assert synced
+
+
+# Attempts and the ledger of bytes
+
+
+def test_uploads_are_numbered_across_restarts(tmp_path):
+    store = ClientStore(tmp_path)
+    commit(store, "task")
+    assert [store.next_attempt("task") for _ in range(2)] == [0, 1]
+    store.close()
+    again = ClientStore(tmp_path)
+    assert again.next_attempt("task") == 2
+    assert again.next_attempt("unknown") == 0
+    again.close()
+
+
+def test_a_task_that_was_undone_is_numbered_from_the_start_again(store):
+    commit(store, "task")
+    store.next_attempt("task")
+    store.answer("task", b"another")
+    commit(store, "task", question=b"another")
+    assert store.next_attempt("task") == 0
+
+
+def test_the_ledger_adds_up_and_survives(tmp_path):
+    first, second = Key(0, "fit", "weights", "up", 3, 0), Key(0, "fit", "weights", "up", 3, 0, aborted=True)
+    store = ClientStore(tmp_path)
+    store.book({first: Sums(1, 2, 3), second: Sums(4, 5, 6)})
+    store.book({first: Sums(10, 20, 30)})
+    store.close()
+    again = ClientStore(tmp_path)
+    assert again.booked() == {first: Sums(11, 22, 33), second: Sums(4, 5, 6)}
+    again.book({})
+    again.close()
+
+
+def test_two_threads_can_use_it_at_once(store):
+    key = Key(0, "fit", "weights", "up", 0, 0)
+    failed: list[BaseException] = []
+
+    def book() -> None:
+        try:
+            for _ in range(100):
+                store.book({key: Sums(1, 1, 1)})
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=book)
+    thread.start()
+    for number in range(30):
+        commit(store, f"task{number}", {"key": number}, round_index=number)
+        store.fold(number - 1)
+    thread.join()
+    assert not failed
+    assert store.booked()[key] == Sums(100, 100, 100)
+    assert value(store) == 29
