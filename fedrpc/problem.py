@@ -20,7 +20,7 @@ from fedrpc.data.examples import Examples
 from fedrpc.data.partition import Partition, local_split, partition, subsample
 from fedrpc.methods import METHODS
 from fedrpc.methods.base import ClientData, Env, Method
-from fedrpc.seeds import derive
+from fedrpc.seeds import derive, seed_torch
 
 _BUILDING = threading.Lock()  # torch's global generator is set while a network is made
 
@@ -60,7 +60,7 @@ class Problem:
 
     def _seeded(self, purpose: str, make: Callable[[], nn.Module]) -> nn.Module:
         with _BUILDING, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(derive(self.config.seed, purpose).integers(2**63 - 1)))
+            seed_torch(derive(self.config.seed, purpose))
             return make()
 
     def network(self) -> nn.Module:

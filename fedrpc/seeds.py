@@ -23,3 +23,15 @@ def derive(seed: int, *path: str | int) -> np.random.Generator:
 def torch_generator(rng: np.random.Generator, device: torch.device | str = "cpu") -> torch.Generator:
     """A torch generator seeded by the next draw of `rng`."""
     return torch.Generator(device=device).manual_seed(int(rng.integers(2**63 - 1)))
+
+
+def seed_torch(rng: np.random.Generator, device: torch.device | None = None) -> None:
+    """Sets torch's global streams (dropout, initial weights) by the next draw of `rng`.
+
+    `torch.manual_seed` also queues calls for devices that are never used, stack trace and all, which costs more than a
+    small training step; here only the CPU and the device at hand are set.
+    """
+    seed = int(rng.integers(2**63 - 1))
+    torch.default_generator.manual_seed(seed)
+    if device is not None and device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)

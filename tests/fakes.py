@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import functools
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -23,15 +24,15 @@ from fedrpc import config as configuration
 from fedrpc.client.answer import Answerer
 from fedrpc.client.store import ClientStore
 from fedrpc.client.transport import Task as Delivered
-from fedrpc.errors import FedrpcError, WireError
-from fedrpc.methods.base import METHODS, SETUP_ROUND, ClientId, Env, Method, Phase, Reply
+from fedrpc.errors import Abstained
+from fedrpc.methods.base import METHODS, SETUP_ROUND, ClientId, Method
 from fedrpc.metrics.evaluate import Evaluation, evaluate
 from fedrpc.models.state import load
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive
-from fedrpc.server.mailbox import Mailbox, Question, Task
+from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Question, Task
 from fedrpc.server.roster import Roster, Session
-from fedrpc.server.rounds import Desk, ServerRound, _read, task_id
+from fedrpc.server.rounds import Desk, ServerRound, task_id
 from fedrpc.server.spool import Spool
 from fedrpc.server.summary import model_sha256, shapes_of
 from fedrpc.wire.codec import Payload
@@ -89,13 +90,8 @@ class SmallProblem(Problem):
         self._build = build
         super().__init__(config)
 
-    def network(self) -> nn.Module:
-        """As the product makes it: always with the same initial weights."""
-        if self._build is None:
-            return super().network()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(derive(self.config.seed, "init").integers(2**63 - 1)))
-            return self.method.network(self._build)
+    def _configured(self) -> nn.Module:
+        return self._build() if self._build else super()._configured()
 
 
 def problem_of(method: str | type[Method[Any]], *, build: Build | None = None, **values: Any) -> SmallProblem:
@@ -174,12 +170,13 @@ class InMemoryClients:
             attempt=task.attempt,
             parts=payload.parts,
             digest=payload.digest,
+            epoch=task.epoch,
         )
         self.asked.append((task.round, task.phase, task.step, task.client))
         down = Attempt(task.round, task.phase, "down", task.client, task.attempt)
         delivered = received(frames_of(question, payload), down)
         self._book(task.client, down.closed())
-        envelope, answer = stored_payload(self._client(task.client)[1].answer(delivered))
+        envelope, answer = stored_payload(self._client(task.client)[1].answer(delivered, threading.Event()))
         up = Attempt(task.round, task.phase, "up", task.client, self.store(task.client).next_attempt(task.task_id))
         received(frames_of(envelope, answer), up, into)
         self._book(task.client, up.closed())
@@ -190,10 +187,10 @@ class InMemoryClients:
         self.store(client).book(rows)
         self.on_booked(rows)
 
-    def fold(self, durable_round: int) -> None:
-        """Tells every client that a round is durable."""
+    def fold(self, durable: int) -> None:
+        """Tells every client how many durable points there are."""
         for store, _ in self._open.values():
-            store.fold(durable_round)
+            store.fold(durable)
 
     def close(self) -> None:
         """Closes the stores."""
@@ -202,46 +199,35 @@ class InMemoryClients:
         self._open.clear()
 
 
-# A round without a mailbox
+# A mailbox without a wait
 
 
 Absent = Callable[[int, str, int, ClientId], bool]  # (round, phase, step, client) -> whether it does not answer
 
 
-class InMemoryRound(ServerRound):
-    """Implements `methods.base.Round`: asks the clients directly, one after the other, in cohort order."""
+class InMemoryMailbox:
+    """Stands in for the server's mailbox: what is posted is answered at once."""
 
-    def __init__(
-        self,
-        desk: Desk,
-        clients: InMemoryClients,
-        index: int,
-        cohort: Sequence[ClientId],
-        quorum: float,
-        absent: Absent,
-    ) -> None:
-        super().__init__(desk, index, cohort, quorum)
-        self._clients, self._absent = clients, absent
+    def __init__(self, clients: InMemoryClients, spool: Spool, absent: Absent) -> None:
+        self._clients, self._spool, self._absent = clients, spool, absent
+        self.durable = 0
 
-    async def ask(
-        self, phase: Phase[Any, Any], message: Any | Mapping[ClientId, Any], *, step: int = 0
-    ) -> AsyncIterator[Reply[Any]]:
-        """As the server's, without a wait."""
-        asked = dict(message) if isinstance(message, Mapping) else dict.fromkeys(self.cohort, message)
-        missing: dict[ClientId, str] = {}
-        tasks = await self._tasks(phase, asked, step)
+    def post(self, tasks: Iterable[Task]) -> None:
+        """Has every task answered, or says why not."""
         for task in tasks:
-            try:
-                if self._absent(self.index, phase.name, step, task.client):
-                    raise WireError("not connected")
-                path = self._desk.spool.incoming(self.index, task.task_id)
-                body = _read(self._clients.exchange(task, path), phase, asked[task.client])
-            except FedrpcError as error:
-                missing[task.client] = str(error)
-                continue
-            yield Reply(task.client, body)
-        self.missing = missing
-        self._check_quorum(phase, len(tasks), missing)
+            task.outcome.set_result(self._outcome(task))
+
+    def _outcome(self, task: Task) -> Path | Missing:
+        if self._absent(task.round, task.phase, task.step, task.client):
+            return Missing("not connected")
+        try:
+            return self._clients.exchange(task, self._spool.incoming(task.epoch, task.task_id))
+        except Abstained as error:
+            return Missing(str(error), abstained=True)
+
+    def withdraw(self, tasks: Iterable[Task], reason: str) -> None:
+        """There is never anything left to withdraw."""
+        assert all(task.done for task in tasks), reason
 
 
 @dataclass
@@ -249,6 +235,7 @@ class Played:
     """What an in-memory run came to."""
 
     problem: Problem
+    cohorts: list[list[ClientId]]
     states: list[Any]  # after set-up, after each round, and after finalize when there is one
     rows: Rows
     asked: list[tuple[int, str, int, ClientId]]
@@ -277,9 +264,9 @@ class Played:
             for side in ("down", "up")
         }
 
-    def predicted(self, cohorts: Sequence[Sequence[ClientId]]) -> dict[str, dict[str, int]]:
+    def predicted(self) -> dict[str, dict[str, int]]:
         """The method's formula, in the same form."""
-        cost = self.problem.method.cost(shapes_of(self.problem, self.weights, cohorts))
+        cost = self.problem.method.cost(shapes_of(self.problem, self.weights, self.cohorts))
         return {
             side: {kind.label: size for kind, size in sorted(sizes.items()) if size}
             for side, sizes in (("down", cost.down), ("up", cost.up))
@@ -293,7 +280,7 @@ class Played:
 
 
 class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]):
-    """One run's server half and all its clients.
+    """One run's server half and all its clients. What a client half raises is raised here, where a test can see it.
 
     Args:
         folder: Keeps the clients' stores; None for a folder that goes with the federation.
@@ -303,25 +290,28 @@ class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]
     def __init__(
         self, problem: Problem, folder: Path | None = None, *, absent: Absent = lambda *_: False, quorum: float = 0.5
     ) -> None:
-        self.problem, self._absent, self._quorum = problem, absent, quorum
-        self._temporary = tempfile.TemporaryDirectory() if folder is None else None
-        folder = Path(self._temporary.name) if self._temporary else folder
-        assert folder is not None
-        self.clients = InMemoryClients(problem, folder / "clients")
+        self.problem, self._quorum = problem, quorum
+        self._temporary = tempfile.TemporaryDirectory()
+        here = Path(self._temporary.name)
+        self.clients = InMemoryClients(problem, folder or here / "clients")
         self._executor = ThreadPoolExecutor(1)
-        roster = Roster(problem.config.clients, 1.0)
-        mailbox = Mailbox(roster, problem.config.limits, 0)
-        # A spool that nobody looks into: a round that is played again asks the clients again.
-        self._spools = tempfile.TemporaryDirectory()
-        spool = Spool(Path(self._spools.name))
-        self.desk = Desk(problem, RUN_ID, mailbox, spool, self._executor, CPU, lambda *_: None)
+        spool = Spool(here / "spool")
+        self.mailbox = InMemoryMailbox(self.clients, spool, absent)
+        self.desk = Desk(
+            problem,
+            RUN_ID,
+            cast(Mailbox, self.mailbox),
+            spool,
+            work=self._executor,
+            io=self._executor,
+            device=CPU,
+            progress=lambda *_: None,
+        )
 
     def __exit__(self, *_: object) -> None:
         self.clients.close()
         self._executor.shutdown()
-        self._spools.cleanup()
-        if self._temporary:
-            self._temporary.cleanup()
+        self._temporary.cleanup()
 
     def cohort(self, index: int) -> list[ClientId]:
         """Who is asked in a round, as the coordinator draws it."""
@@ -329,27 +319,35 @@ class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]
         chosen = derive(config.seed, "cohort", index).choice(config.clients, config.cohort_size, replace=False)
         return sorted(int(client) for client in chosen)
 
-    def everybody(self) -> list[ClientId]:
-        """The cohort of set-up and finalize."""
-        return list(range(self.problem.config.clients))
+    def stage(self, index: int) -> ServerRound:
+        """A round for the sampled cohort, or set-up for everybody."""
+        everybody = range(self.problem.config.clients)
+        self._seed_torch(index)
+        cohort = everybody if index == SETUP_ROUND else self.cohort(index)
+        return ServerRound(self.desk, index, cohort, self._quorum, steps={}, save=self._save)
 
-    def round(self, index: int, cohort: Sequence[ClientId] | None = None) -> InMemoryRound:
-        """One round."""
-        cohort = self.cohort(index) if cohort is None else cohort
-        return InMemoryRound(self.desk, self.clients, index, cohort, self._quorum, self._absent)
+    def final_stage(self, index: int) -> ServerRound:
+        """Finalize, after the last round."""
+        self._seed_torch(index)
+        return ServerRound(self.desk, index, range(self.problem.config.clients), self._quorum)
+
+    def _seed_torch(self, index: int) -> None:
+        path = ("torch", "server", index, self.mailbox.durable)
+        torch.manual_seed(int(derive(self.problem.config.seed, *path).integers(2**63 - 1)))
+
+    async def _save(self, rnd: ServerRound, state: Any) -> None:
+        self.reach_durable_point()
+        self._seed_torch(rnd.index)
+
+    def reach_durable_point(self) -> None:
+        """What a checkpoint means to clients: they forget what only a replay from before it would need."""
+        self.mailbox.durable += 1
+        self.clients.fold(self.mailbox.durable)
 
     def init(self) -> Any:
         """The state before the first round."""
-        config, dataset = self.problem.config, self.problem.dataset
-        env = Env(
-            model=self.problem.network,
-            params=self.problem.params,
-            num_clients=config.clients,
-            num_classes=dataset.num_classes,
-            shape=dataset.shape,
-            rng=lambda purpose: derive(config.seed, purpose, "server", SETUP_ROUND),
-        )
-        return self.problem.method.init(env)
+        self._seed_torch(SETUP_ROUND - 1)
+        return self.problem.method.init(self.problem.env)
 
     async def play(self, rounds: int, between: Callable[[Any], Any] = lambda state: state) -> Played:
         """Set-up, rounds and finalize.
@@ -358,18 +356,20 @@ class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]
             between: What happens to a state when it is checkpointed; the run goes on with what it returns.
         """
         method = self.problem.method
-        played = Played(self.problem, [], self.clients.rows, self.clients.asked)
+        cohorts = [self.cohort(index) for index in range(rounds)]
+        played = Played(self.problem, cohorts, [], self.clients.rows, self.clients.asked)
         state = self.init()
         if type(method).overrides("setup"):
-            state = await method.setup(state, self.round(SETUP_ROUND, self.everybody()))
+            state = await method.setup(state, self.stage(SETUP_ROUND))
         played.states.append(state := between(state))
+        self.reach_durable_point()
         for index in range(rounds):
-            rnd = self.round(index)
+            rnd = self.stage(index)
             played.states.append(state := between(await method.round(state, rnd)))
             played.records.append(rnd.recorded)
-            self.clients.fold(index)
+            self.reach_durable_point()
         if type(method).overrides("finalize"):
-            played.states.append(await method.finalize(state, self.round(rounds, self.everybody())))
+            played.states.append(await method.finalize(state, self.final_stage(rounds)))
         return played
 
 
@@ -420,23 +420,25 @@ class PollingClients:
     async def _serve(self, session: Session) -> None:
         while True:
             got = await self._mailbox.next(session)
-            if isinstance(got, Task):
-                self._mailbox.delivered(got, got.attempt)
-                self._running.append(asyncio.get_running_loop().create_task(self._answer(got)))
+            if isinstance(got, Delivery):
+                self._mailbox.delivered(got)
+                self._running.append(asyncio.get_running_loop().create_task(self._answer(got.task)))
             elif isinstance(got, pb.Idle) and got.finished:
                 return
 
     async def _answer(self, task: Task) -> None:
         if self._before:
             await self._before(task)
-        incoming = self._spool.incoming(task.round, task.task_id)
+        incoming = self._spool.incoming(task.epoch, task.task_id)
         try:
             self._clients.exchange(task, incoming)
         except Exception as error:
-            self._mailbox.failed(task, f"{type(error).__name__}: {error}")
+            abstained = isinstance(error, Abstained)
+            why = str(error) if abstained else f"{type(error).__name__}: {error}"
+            self._mailbox.failed(task, why, abstained=abstained)
             return
         if not task.done:
-            self._mailbox.answered(task, self._spool.keep(incoming, task.round, task.task_id))
+            self._mailbox.answered(task, self._spool.keep(incoming, task.epoch, task.task_id))
 
     async def close(self) -> None:
         """Ends all polls."""
@@ -449,4 +451,4 @@ def task_of(client: ClientId, message: Any, *, round_index: int = 0, phase: str 
     """A task of its own, as `ask` makes it."""
     name = task_id(RUN_ID, round_index, phase, step, client)
     outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    return Task(name, client, round_index, phase, step, Question(message), outcome)
+    return Task(name, client, 0, round_index, phase, step, Question(message, shared=False), outcome)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate
 from fedrpc.models.state import load
 from fedrpc.privacy.ledger import releases
 from fedrpc.problem import Problem
+from fedrpc.seeds import seed_torch
 from fedrpc.wire.codec import decode, encode
+from fedrpc.wire.frames import check_name
 from fedrpc.wire.ledger import EVALUATE, LedgerAnswer, to_json
 from fedrpc.wire.tcpinfo import Meter
 from fedrpc.wire.v1 import coordinator_pb2 as pb
@@ -31,6 +34,7 @@ class Answerer:
         self._problem, self._client, self._store, self._device = problem, client, store, device
         self._meter = meter
         self._data = problem.client_data(client)
+        self.cpu_s = 0.0  # spent in methods' answers, most of it training
 
     def answer(self, task: Task, stop: threading.Event) -> Path:
         """The kept answer to a task; the same question again gives the same bytes again.
@@ -39,14 +43,16 @@ class Answerer:
             stop: Set when the server withdraws the task.
         """
         question = task.envelope
-        kept = self._store.answer(question.task_id, question.digest)
+        kept = self._store.answer(check_name(question.task_id), question.digest)
         if kept is not None:
             return kept
         phase = self._phase(question.phase)
         message = decode(phase.down, question.parts, task.buffers)
         transaction = Transaction(self._store)
         context = self._context(question, transaction, stop)
+        started = time.thread_time()
         body = self._body(phase, context, message)
+        self.cpu_s += time.thread_time() - started
         if not isinstance(body, phase.up):
             raise TypeError(f"phase '{phase.name}' must answer with {phase.up.__name__}, got {type(body).__name__}")
         payload = encode(body)
@@ -82,7 +88,7 @@ class Answerer:
             self._problem, self._data, self._client, question, device=self._device, store=transaction, stop=stop
         )
         # Dropout and the like draw from torch's global stream, which is set anew for each answer.
-        torch.manual_seed(int(context.rng("torch").integers(2**63 - 1)))
+        seed_torch(context.rng("torch"), self._device)
         return context
 
     def _body(self, phase: Phase[Any, Any], context: AnswerContext, message: Any) -> Any:

@@ -23,7 +23,7 @@ from fedrpc.credentials import ClientTls
 from fedrpc.device import choose
 from fedrpc.errors import Abstained, Cancelled, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.problem import Problem
-from fedrpc.wire.frames import SCHEMA_DIGEST
+from fedrpc.wire.frames import SCHEMA_DIGEST, check_name
 from fedrpc.wire.ledger import SESSION, Rows, merge
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
@@ -76,6 +76,8 @@ class ClientApp:
                 working = group.create_task(self._work())
                 reason = await self._poll()
                 working.cancel()
+            answering = self._answerer.cpu_s if self._answerer else 0.0
+            self._log.info("cpu", total_s=time.process_time(), answering_s=answering)
             return reason
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
@@ -154,7 +156,7 @@ class ClientApp:
                     f"the {what} differs from the server's: expected {theirs[:16]}, got {ours[:16]}; "
                     "install the same fedrpc and prepare the same data on both sides"
                 )
-        folder = self._identity.folder / answer.run_id
+        folder = self._identity.folder / check_name(answer.run_id)
         folder.mkdir(exist_ok=True)
         device = choose(self._options.device or config.device, self._options.client_id, config.clients)
         self._max_bytes = config.limits.max_message_bytes

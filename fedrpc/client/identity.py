@@ -35,6 +35,7 @@ class Identity:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            self._lock.close()
             raise Refused(
                 f"client {client} is already running with the state folder {state_dir}; "
                 "stop it, or choose another --client-id or --state-dir"

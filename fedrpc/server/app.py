@@ -23,7 +23,7 @@ from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.mailbox import Delivery, Mailbox, Task
 from fedrpc.server.roster import Held, OutOfRange, Roster, Session, UnknownSession
 from fedrpc.server.rounds import Desk
-from fedrpc.wire.frames import SCHEMA_DIGEST, Assembler, parse
+from fedrpc.wire.frames import SCHEMA_DIGEST, Assembler, check_name, parse
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import SESSION, Attempt, LedgerFile, frame_kind
 from fedrpc.wire.v1 import coordinator_pb2 as pb
@@ -246,7 +246,7 @@ class Servicer:
         first = b"" if failure else await self._privacy_rows(frames, session)
         if task is None:
             held = self._mailbox.was_answered(envelope.task_id)
-            again = held or self._desk.spool.exists(envelope.epoch, envelope.task_id)
+            again = held or self._desk.spool.exists(envelope.epoch, check_name(envelope.task_id))
             return pb.SubmitResponse.STATUS_DUPLICATE if again else pb.SubmitResponse.STATUS_LATE
         if task.done or envelope.question != task.question.payload.digest:
             return pb.SubmitResponse.STATUS_LATE

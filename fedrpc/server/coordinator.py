@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import nn
 
@@ -22,7 +21,7 @@ from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate
 from fedrpc.metrics.records import RecordsFile
 from fedrpc.models.state import load
 from fedrpc.privacy import ledger as privacy
-from fedrpc.seeds import derive
+from fedrpc.seeds import derive, seed_torch
 from fedrpc.server import summary
 from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder, write_durably
 from fedrpc.server.roster import Roster
@@ -91,7 +90,7 @@ class Coordinator:
     def _seed_torch(self, index: int) -> None:
         """What a method's server half draws from torch's global stream depends on the stage and durable point alone."""
         point = self._desk.mailbox.durable
-        torch.manual_seed(int(derive(self._config.seed, "torch", "server", index, point).integers(2**63 - 1)))
+        seed_torch(derive(self._config.seed, "torch", "server", index, point), self._desk.device)
 
     async def _wait_for_clients(self) -> None:
         self._desk.progress("waiting", {"of": self._config.clients})
@@ -243,9 +242,13 @@ class Coordinator:
         rnd = self._stage(index, range(self._config.clients))
         state = await self._method.finalize(state, rnd)
         rnd.close()
-        found = await self._evaluate(self._method.model(state))
+        weights = self._method.model(state)
+        found = await self._evaluate(weights)
         row = {"event": "evaluated", "round": index, "final": True, "accuracy": found.accuracy, "loss": found.loss}
-        self._records.add([row | {"per_class": list(found.recalls)} | rnd.recorded])
+        row |= {"per_class": list(found.recalls)} | rnd.recorded
+        if self._config.local_test:
+            row["per_client"] = await self._ask_clients(weights, index)
+        self._records.add([row])
         return state
 
     async def _compare_ledgers(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import shutil
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -51,12 +52,15 @@ def lock(out: Path) -> IO[str]:
     """Holds the run directory for this process; raises Unavailable while another server has it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
+        if not (out / "config.toml").exists() and any(path.name != "lock" for path in out.iterdir()):
+            raise ConfigError(f"{out} is not empty and holds no run; choose another --out")
         held = (out / "lock").open("w")
     except OSError as error:
-        raise ConfigError(f"can not write {error.filename}: {error.strerror}; choose another --out") from None
+        raise ConfigError(f"can not write {error.filename or out}: {error.strerror}; choose another --out") from None
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
+        held.close()
         raise Unavailable(f"another server is at work in {out}; wait for it, or choose another --out") from None
     return held
 
@@ -85,8 +89,6 @@ def _claim(out: Path, config: RunConfig) -> str:
             raise ConfigError(
                 f"{out} has {last.round + 1} rounds already; --rounds {config.rounds} is fewer: choose another --out"
             )
-    elif any(path.name != "lock" for path in out.iterdir()):
-        raise ConfigError(f"{out} is not empty and holds no run; choose another --out")
     write_durably(kept, to_toml(config).encode())
     path = out / "run_id"
     if not path.exists():
@@ -109,8 +111,9 @@ def finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
 async def serve(config: RunConfig, options: ServerOptions, progress: Progress = lambda *_: None) -> dict[str, Any]:
     """Plays the run to its end and returns its summary."""
     torch.set_num_threads(config.train.threads)
-    problem = Problem(config, options.data_dir)
+    problem, device = Problem(config, options.data_dir), choose(config.device)
     table = card(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
+    table["classes"] = list(problem.dataset.classes)
     with lock(options.out):  # not before the configuration has proved to be a run
         run_id = claim(options.out, problem.config)
         done = finished(options.out, problem.config)
@@ -120,11 +123,16 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
         write_durably(options.out / "partition.json", (json.dumps(table) + "\n").encode())
         log.get("server").info("run", id=run_id, method=problem.config.method, out=str(options.out))
         with contextlib.ExitStack() as stack:
-            return await _play(problem, run_id, options, progress, stack)
+            return await _play(problem, device, run_id, options, progress, stack)
 
 
 async def _play(
-    problem: Problem, run_id: str, options: ServerOptions, progress: Progress, stack: contextlib.ExitStack
+    problem: Problem,
+    device: torch.device,
+    run_id: str,
+    options: ServerOptions,
+    progress: Progress,
+    stack: contextlib.ExitStack,
 ) -> dict[str, Any]:
     config, out = problem.config, options.out
     server = GrpcServer(options.listen, options.tls, options.insecure)
@@ -135,7 +143,7 @@ async def _play(
     privacy = stack.enter_context(contextlib.closing(PrivacyFile(out / "privacy.jsonl")))
     roster = Roster(config.clients, config.limits.grace_s)
     mailbox = Mailbox(roster, config.limits, config.parallel)
-    desk = Desk(problem, run_id, mailbox, Spool(out / "spool"), work, io, choose(config.device), progress)
+    desk = Desk(problem, run_id, mailbox, Spool(out / "spool"), work, io, device, progress)
     meter = Meter(server.port, local=True)
     coordinator = Coordinator(desk, roster, out, book, meter)
     bound = options.tls is not None and options.tls.client_ca is not None
@@ -148,6 +156,7 @@ async def _play(
         mailbox.finish("the run is complete")
         await _farewell(roster)
         shutil.rmtree(out / "spool", ignore_errors=True)
+        log.get("server").info("cpu", total_s=time.process_time())
         return result
     finally:
         await server.stop(0.5)

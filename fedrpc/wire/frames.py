@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ CHUNK_BYTES = 1 << 20  # the cheapest in CPU seconds a gigabyte; see protos/READ
 GRPC_PREFIX_BYTES = 5  # gRPC's own header of each message
 SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()  # equal digests can talk
 _ALIGN = 64
+_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}", re.ASCII)
 _MAGIC = b"fedrpc1\n"
 
 
@@ -31,6 +33,13 @@ def parse(cls: type[M], data: bytes) -> M:
         return cls.FromString(data)
     except DecodeError:
         raise WireError(f"{len(data)} bytes are not a {cls.__name__}") from None
+
+
+def check_name(text: str) -> str:
+    """A name that came from the other side and becomes a file's: raises WireError when it could lead elsewhere."""
+    if not _NAME.fullmatch(text):
+        raise WireError(f"the name {text!r:.60} is not one of letters, digits, '-' and '_'")
+    return text
 
 
 def message_bytes(serialised_size: int) -> int:

@@ -1,4 +1,4 @@
-"""What end-to-end tests share: programs that are always ended, a farm of clients, and one undisturbed run."""
+"""What end-to-end tests share: programs that are always ended, and one undisturbed run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.programs import Farm, Gates, Preloaded, Programs, environment, settings
+from tests.e2e.programs import Gates, Preloaded, Programs, environment, settings
 from tests.e2e.rundir import RunDir
 
 
@@ -17,38 +17,44 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def shared_programs(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> Iterator[Programs]:
+def preloaded(env: dict[str, str]) -> Iterator[Preloaded]:
+    process = Preloaded(env)
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def scripts(tmp_path: Path, env: dict[str, str]) -> Iterator[Programs]:
+    """Programs as people start them: the console scripts."""
+    programs = Programs(tmp_path / "scripts", env)
+    yield programs
+    programs.end()
+
+
+@pytest.fixture
+def programs(tmp_path: Path, env: dict[str, str], preloaded: Preloaded) -> Iterator[Programs]:
+    """The same programs, without the seconds that their imports take."""
+    programs = Programs(tmp_path / "programs", env, preloaded)
+    yield programs
+    programs.end()
+
+
+@pytest.fixture(scope="session")
+def shared_scripts(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> Iterator[Programs]:
     """For fixtures that outlive a test."""
-    programs = Programs(tmp_path_factory.mktemp("output"), env)
-    yield programs
-    programs.end()
-
-
-@pytest.fixture
-def programs(tmp_path: Path, env: dict[str, str]) -> Iterator[Programs]:
-    programs = Programs(tmp_path / "output", env)
+    programs = Programs(tmp_path_factory.mktemp("scripts"), env)
     yield programs
     programs.end()
 
 
 @pytest.fixture(scope="session")
-def shared_farm(env: dict[str, str]) -> Iterator[Farm]:
-    farm = Farm(env)
-    yield farm
-    farm.close()
-
-
-@pytest.fixture
-def farm(shared_farm: Farm) -> Iterator[Farm]:
-    yield shared_farm
-    shared_farm.kill_all()
-
-
-@pytest.fixture(scope="session")
-def preloaded(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> Iterator[Preloaded]:
-    commands = Preloaded(tmp_path_factory.mktemp("commands"), env)
-    yield commands
-    commands.close()
+def shared_programs(
+    tmp_path_factory: pytest.TempPathFactory, env: dict[str, str], preloaded: Preloaded
+) -> Iterator[Programs]:
+    """For fixtures that outlive a test."""
+    programs = Programs(tmp_path_factory.mktemp("programs"), env, preloaded)
+    yield programs
+    programs.end()
 
 
 @pytest.fixture
@@ -57,8 +63,8 @@ def gates(tmp_path: Path) -> Gates:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs) -> RunDir:
+def finished(tmp_path_factory: pytest.TempPathFactory, shared_scripts: Programs) -> RunDir:
     """`fedrpc run` with nothing in its way; every other run of the same seed must come to its model."""
     out = tmp_path_factory.mktemp("finished") / "run"
-    shared_programs.run(out, *settings()).completed()
+    shared_scripts.run(out, *settings()).completed()
     return RunDir(out)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,26 +86,26 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-class Program:
-    """One process of a console script, with its output in files.
+class Program(ABC):
+    """One running program, with its output in files.
 
     Args:
         folder: Where its output goes.
         name: fedrpc, fedrpc-server or fedrpc-client.
-        words: Its arguments.
-        env: Its environment.
     """
 
-    def __init__(self, folder: Path, name: str, words: list[str], env: Mapping[str, str]) -> None:
+    pid: int
+
+    def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        number = len(list(folder.glob("*.err")))
-        self._out, self._err = folder / f"{number}-{name}.out", folder / f"{number}-{name}.err"
-        script = Path(sys.executable).parent / name
-        with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
-                [script, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, start_new_session=True
-            )
-        self.pid = self.process.pid
+        self._stem = folder / f"{len(list(folder.glob('*.err')))}-{name}"
+        self._out, self._err = self._stem.with_suffix(".out"), self._stem.with_suffix(".err")
+        self._err.touch()
+
+    @property
+    @abstractmethod
+    def code(self) -> int | None:
+        """Its exit code, once it has ended; negative after a signal."""
 
     @property
     def out(self) -> str:
@@ -119,26 +118,27 @@ class Program:
         return self._err.read_text()
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
-        """Its exit code."""
-        try:
-            return self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still runs after {timeout_s:g} s: {self.process.args}\n{self.err}") from None
+        """Its exit code, when it has ended."""
+        give_up = time.monotonic() + timeout_s
+        while (code := self.code) is None:
+            assert time.monotonic() < give_up, f"{self._stem.name} still runs after {timeout_s:g} s\n{self.err}"
+            time.sleep(0.01)
+        return code
 
     def completed(self, timeout_s: float = PATIENCE_S) -> Program:
         """Waits for it and checks that it ended well."""
         code = self.wait(timeout_s)
-        assert code == 0, f"exit code {code}: {self.process.args}\n{self.out}\n{self.err}"
+        assert code == 0, f"{self._stem.name} ended with {code}\n{self.out}\n{self.err}"
         return self
 
     def send(self, number: int) -> None:
         """Sends a signal to this process alone."""
-        self.process.send_signal(number)
+        os.kill(self.pid, number)
 
     def kill(self) -> None:
         """kill -9, and waits until it is gone."""
-        self.process.kill()
-        self.process.wait(PATIENCE_S)
+        self.send(signal.SIGKILL)
+        self.wait()
 
     def descendants(self) -> list[psutil.Process]:
         """The process and all below it."""
@@ -147,41 +147,156 @@ class Program:
 
     def end(self) -> None:
         """Ends the process and whatever it started, without asking."""
-        below = self.descendants() if self.process.poll() is None else []
-        for process in below:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self.process.wait(PATIENCE_S)
+        if self.code is None:
+            for process in self.descendants():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self.wait()
 
-    def logged(self, event: str) -> Iterator[dict[str, Any]]:
+    def logged(self, event: str) -> list[dict[str, Any]]:
         """Its log lines of one event."""
-        for line in self.err.splitlines():
-            if line.startswith("{") and f'"{event}"' in line:
-                with contextlib.suppress(ValueError):  # the last line may be half written
-                    row = json.loads(line)
-                    if row["event"] == event:
-                        yield row
+        lines = [line for line in self.err.splitlines(keepends=True) if line.startswith("{") and line.endswith("\n")]
+        return [row for row in map(json.loads, lines) if row["event"] == event]
 
     def address(self) -> str:
         """Where a server listens, once it does."""
 
         def found() -> str | None:
-            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.err}"
+            assert self.code is None, f"ended with {self.code}:\n{self.err}"
             return next((row["address"] for row in self.logged("listening")), None)
 
         return wait_for("the server listens", found)
 
+    def joined(self, times: int = 1) -> None:
+        """Waits until a client has joined so many times."""
+        wait_for(f"the client joins {times} times", lambda: len(self.logged("joined")) >= times)
+
+
+class Script(Program):
+    """A console script of the environment that the tests run in."""
+
+    def __init__(self, folder: Path, name: str, words: list[str], env: Mapping[str, str]) -> None:
+        super().__init__(folder, name)
+        script = Path(sys.executable).parent / name
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self._process = subprocess.Popen(
+                [script, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, start_new_session=True
+            )
+        self.pid = self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        return self._process.poll()
+
+
+_PRELOADED = """
+import json, os, signal, sys, traceback
+from fedrpc import cli
+from fedrpc.launch.nursery import preload
+preload()
+ENTRIES = {"fedrpc": cli.main, "fedrpc-server": cli.server_main, "fedrpc-client": cli.client_main}
+
+def run(name, words, stem):
+    code = 1
+    try:
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for fd, end in ((1, ".out"), (2, ".err")):
+            os.dup2(os.open(stem + end, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), fd)
+        sys.argv = [name, *words]
+        ENTRIES[name]()
+    except SystemExit as ended:
+        code = ended.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+def say(path, number):
+    with open(path + ".tmp", "w") as file:
+        file.write(str(number))
+    os.rename(path + ".tmp", path)
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for line in sys.stdin:
+    order = json.loads(line)
+    if os.fork():
+        continue
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if not pid:
+        run(**order)
+    say(order["stem"] + ".pid", pid)
+    say(order["stem"] + ".code", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    os._exit(0)
+"""
+
+
+class Preloaded:
+    """A process that has everything imported, and forks programs that start at once.
+
+    They are processes of their own as much as the console scripts are: the same entry points, their own output,
+    sockets and signals. Only the seconds that importing torch takes are spent once.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen([sys.executable, "-c", _PRELOADED], stdin=subprocess.PIPE, env=env, text=True)
+
+    def order(self, name: str, words: list[str], stem: Path) -> None:
+        """Has a program started; files that begin with `stem` tell of it."""
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps({"name": name, "words": words, "stem": str(stem)}) + "\n")
+        self._process.stdin.flush()
+
+    def close(self) -> None:
+        """Ends it."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait(PATIENCE_S)
+
+
+class Fork(Program):
+    """A program forked from the preloaded process."""
+
+    def __init__(self, folder: Path, name: str, words: list[str], preloaded: Preloaded) -> None:
+        super().__init__(folder, name)
+        self._out.touch()
+        preloaded.order(name, words, self._stem)
+        self.pid = int(wait_for("the program starts", lambda: _read(self._stem.with_suffix(".pid"))))
+
+    @property
+    def code(self) -> int | None:
+        text = _read(self._stem.with_suffix(".code"))
+        return int(text) if text else None
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
 
 class Programs:
-    """Starts programs and ends those that a test left behind."""
+    """Starts programs and ends those that a test left behind.
 
-    def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
-        self._folder, self._env = folder, env
+    Args:
+        folder: Where their output goes.
+        env: Their environment, for console scripts.
+        preloaded: Where they are forked from, instead.
+    """
+
+    def __init__(self, folder: Path, env: Mapping[str, str], preloaded: Preloaded | None = None) -> None:
+        self._folder, self._env, self._preloaded = folder, env, preloaded
         self._started: list[Program] = []
 
-    def start(self, name: str, *words: str | Path, **env: str) -> Program:
+    def start(self, name: str, *words: str | Path) -> Program:
         """Starts one program."""
-        program = Program(self._folder, name, [str(word) for word in words], {**self._env, **env})
+        plain = [str(word) for word in words]
+        program: Program
+        if self._preloaded:
+            program = Fork(self._folder, name, plain, self._preloaded)
+        else:
+            program = Script(self._folder, name, plain, self._env)
         self._started.append(program)
         return program
 
@@ -198,84 +313,14 @@ class Programs:
         named = ("--server", server, "--client-id", str(client), "--state-dir", state_dir)
         return self.start("fedrpc-client", *named, *words)
 
+    def clients(self, server: str, num_clients: int, state_dir: Path) -> list[Program]:
+        """Clients 0, 1, ..."""
+        return [self.client(server, client, state_dir) for client in range(num_clients)]
+
     def end(self) -> None:
         """Ends everything."""
         for program in self._started:
             program.end()
-
-
-_FARM = """
-import socket, sys
-from fedrpc.launch.nursery import Nursery, preload
-preload()
-Nursery(socket.socket(fileno=int(sys.argv[1]))).run()
-"""
-
-
-class Farm:
-    """Client processes by fedrpc's own nursery: as real as those of the console script, and cheap to start."""
-
-    def __init__(self, env: Mapping[str, str]) -> None:
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _FARM, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=env
-            )
-        self._pids: dict[int, int] = {}
-        self._codes: dict[int, int] = {}
-        self._unread = b""
-
-    def start(self, client: int, server: str, state_dir: Path) -> int:
-        """Starts a client, which must not be running; returns its process id."""
-        assert client not in self._pids, f"client {client} runs already"
-        before = set(self._pids.values())
-        options = {"server": server, "state_dir": str(state_dir), "data_dir": None, "log_level": "info"}
-        self._control.sendall(json.dumps({"start": client, "options": options}).encode() + b"\n")
-        nursery = psutil.Process(self._process.pid)
-        pid = wait_for("a client starts", lambda: next((p.pid for p in nursery.children() if p.pid not in before), 0))
-        self._pids[client] = pid
-        return pid
-
-    def start_all(self, num_clients: int, server: str, state_dir: Path) -> None:
-        """Starts clients 0, 1, ..."""
-        for client in range(num_clients):
-            self.start(client, server, state_dir)
-
-    def kill(self, client: int) -> None:
-        """kill -9, and waits until it is gone."""
-        os.kill(self._pids[client], signal.SIGKILL)
-        self.wait(client)
-
-    def wait(self, client: int, timeout_s: float = PATIENCE_S) -> int:
-        """A client's exit code."""
-        give_up = time.monotonic() + timeout_s
-        while client in self._pids:
-            left = give_up - time.monotonic()
-            assert left > 0, f"client {client} still runs after {timeout_s:g} s"
-            if select.select([self._control], [], [], left)[0]:
-                self._hear()
-        return self._codes[client]
-
-    def _hear(self) -> None:
-        data = self._control.recv(65536)
-        assert data, "the nursery ended"
-        *lines, self._unread = (self._unread + data).split(b"\n")
-        for line in lines:
-            row = json.loads(line)
-            del self._pids[row["exited"]]
-            self._codes[row["exited"]] = row["code"]
-
-    def kill_all(self) -> None:
-        """Ends the clients that a test left behind."""
-        for client, pid in list(self._pids.items()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            self.wait(client)
-
-    def close(self) -> None:
-        """Ends the nursery."""
-        self._control.close()
-        self._process.wait(PATIENCE_S)
 
 
 class Gates:
@@ -311,79 +356,3 @@ class Gates:
             wait_for(f"gate {name} is reached {times} times", lambda: len(self.pids(name)) >= times)
             and self.pids(name)[-1]
         )
-
-
-_PRELOADED = """
-import json, os, sys, traceback
-from fedrpc import cli
-from fedrpc.launch.nursery import preload
-preload()
-ENTRIES = {"fedrpc": cli.main, "fedrpc-server": cli.server_main, "fedrpc-client": cli.client_main}
-for line in sys.stdin:
-    order = json.loads(line)
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            os.setsid()
-            for fd in (1, 2):
-                os.dup2(os.open(order["files"][fd - 1], os.O_WRONLY | os.O_CREAT, 0o600), fd)
-            sys.argv = [order["name"], *order["words"]]
-            ENTRIES[order["name"]]()
-        except SystemExit as ended:
-            code = ended.code or 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What a command came to."""
-
-    code: int
-    out: str
-    err: str
-
-
-class Preloaded:
-    """Runs commands one after the other in processes forked from one that has everything imported.
-
-    A mistake is found in a tenth of a second, where importing torch takes seconds: for the many ways to be wrong.
-    """
-
-    def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
-        self._folder = folder
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _PRELOADED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True
-        )
-
-    def run(self, name: str, *words: str | Path, timeout_s: float = PATIENCE_S) -> Ended:
-        """Runs one command to its end."""
-        assert self._process.stdin
-        assert self._process.stdout
-        number = len(list(self._folder.glob("*.err")))
-        files = [self._folder / f"{number}.out", self._folder / f"{number}.err"]
-        order = {"name": name, "words": [str(word) for word in words], "files": [str(path) for path in files]}
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        ready = select.select([self._process.stdout], [], [], timeout_s)[0]
-        assert ready, f"still runs after {timeout_s:g} s: {name} {words}\n{files[1].read_text()}"
-        code = int(self._process.stdout.readline())
-        return Ended(code, *(path.read_text() for path in files))
-
-    def close(self) -> None:
-        """Ends it, and a command that did not end by itself."""
-        for process in psutil.Process(self._process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.close()
-        self._process.wait(PATIENCE_S)
-        self._process.stdout.close()

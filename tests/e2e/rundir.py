@@ -55,9 +55,9 @@ class RunDir:
         path = self.path / "checkpoints" / "manifest.json"
         return json.loads(path.read_text())["round"] if path.exists() else -2
 
-    def spooled(self, round_index: int) -> int:
-        """How many replies of a round wait on disk, whole."""
-        return sum(not path.name.endswith(".part") for path in (self.path / "spool" / str(round_index)).glob("*"))
+    def spooled(self) -> int:
+        """How many replies of the round under way wait on disk, whole."""
+        return sum(path.suffix != ".part" for path in self.path.glob("spool/*/*"))
 
     def sums(self, **where: Any) -> dict[str, int]:
         """The bytes of the ledger rows that match."""

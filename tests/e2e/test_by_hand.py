@@ -26,18 +26,18 @@ class ByHand:
 
 
 @pytest.fixture(scope="module")
-def by_hand(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs, finished: RunDir) -> Iterator[ByHand]:
+def by_hand(tmp_path_factory: pytest.TempPathFactory, shared_scripts: Programs, finished: RunDir) -> Iterator[ByHand]:
     """Two clients before the server, one after it; the server is told what to do by the other run's config.toml."""
     folder = tmp_path_factory.mktemp("by_hand")
     listen = f"127.0.0.1:{free_port()}"
     proxy = Proxy(listen)
     early = [
-        shared_programs.client(proxy.address, client, folder / "state") for client in reversed(range(1, NUM_CLIENTS))
+        shared_scripts.client(proxy.address, client, folder / "state") for client in reversed(range(1, NUM_CLIENTS))
     ]
     for client in early:
-        wait_for("a client looks for its server", lambda c=client: list(c.logged("waiting_for_server")))
-    server = shared_programs.server(folder / "run", "--config", finished.path / "config.toml", listen=listen)
-    late = shared_programs.client(server.address() and proxy.address, 0, folder / "state")
+        wait_for("a client looks for its server", lambda c=client: c.logged("waiting_for_server"))
+    server = shared_scripts.server(folder / "run", "--config", finished.path / "config.toml", listen=listen)
+    late = shared_scripts.client(server.address() and proxy.address, 0, folder / "state")
     for program in (server, late, *early):
         program.completed()
     yield ByHand(RunDir(folder / "run"), proxy, server, [late, *early])

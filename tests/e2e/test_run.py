@@ -30,6 +30,7 @@ FILES = {
     "checkpoints",
     "model.safetensors",
     "summary.json",
+    "report.html",
     "clients",
 }
 LAYERS = ("kernel", "message")

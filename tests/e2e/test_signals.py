@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.programs import NUM_CLIENTS, Farm, Gates, Programs, free_port, settings, wait_for
+from tests.e2e.programs import NUM_CLIENTS, Gates, Programs, free_port, settings, wait_for
 from tests.e2e.rundir import RunDir
 from tests.e2e.test_faults import assert_sound, gone
 
@@ -15,13 +15,13 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def test_a_run_is_stopped_by_either_signal_and_goes_on(
-    tmp_path: Path, programs: Programs, gates: Gates, finished: RunDir
+    tmp_path: Path, scripts: Programs, gates: Gates, finished: RunDir
 ) -> None:
     """Stopped in the middle of training in round 0 and again in round 1, then left alone."""
     out = RunDir(tmp_path / "run")
     words = settings(method="gated", params__gates=str(gates.folder), params__batch_s=0.1)
     for number, code, place in ((signal.SIGINT, 130, "client-0-0"), (signal.SIGTERM, 143, "client-1-1")):
-        run = programs.run(out.path, *words)
+        run = scripts.run(out.path, *words)
         gates.wait(place)
         everybody = run.descendants()
         assert len(everybody) == NUM_CLIENTS + 3, "launcher, server, nursery and clients"
@@ -32,7 +32,7 @@ def test_a_run_is_stopped_by_either_signal_and_goes_on(
         assert "Traceback" not in run.err + run.out
         assert "error" not in run.err.lower()
         assert not (out.path / "summary.json").exists()
-    programs.run(out.path, *words).completed()
+    scripts.run(out.path, *words).completed()
     assert out.model_sha256 == finished.model_sha256
     assert_sound(out)
 
@@ -51,16 +51,15 @@ def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path, programs: Pr
 def test_a_client_by_hand_ends_at_a_signal(number: int, code: int, tmp_path: Path, programs: Programs) -> None:
     """Also while it looks for its server."""
     client = programs.client(f"127.0.0.1:{free_port()}", 0, tmp_path / "state")
-    wait_for("the client looks for its server", lambda: list(client.logged("waiting_for_server")))
+    wait_for("the client looks for its server", lambda: client.logged("waiting_for_server"))
     client.send(number)
     assert client.wait() == code
     assert "Traceback" not in client.err
 
 
-def test_a_server_by_hand_ends_at_ctrl_c(tmp_path: Path, programs: Programs, farm: Farm) -> None:
+def test_a_server_by_hand_ends_at_ctrl_c(tmp_path: Path, programs: Programs) -> None:
     server = programs.server(tmp_path / "run", *settings())
-    farm.start(0, server.address(), tmp_path / "state")
-    wait_for("a client has joined", lambda: "joined" in (tmp_path / "state" / "0" / "client.log").read_text())
+    programs.client(server.address(), 0, tmp_path / "state").joined()
     server.send(signal.SIGINT)
     assert server.wait() == 130
     assert "Traceback" not in server.err

@@ -38,7 +38,7 @@ def commit(
     task: str,
     puts: dict[str, float | None] | None = None,
     *,
-    round_index: int = 0,
+    epoch: int = 0,
     question: bytes = b"q",
     released: tuple[Release, ...] = (),
 ) -> Path:
@@ -50,9 +50,7 @@ def commit(
         else:
             transaction.put(key, one(value))
     payload = encode(one(len(task)))
-    envelope = pb.Envelope(
-        task_id=task, round=round_index, question=question, parts=payload.parts, digest=payload.digest
-    )
+    envelope = pb.Envelope(task_id=task, epoch=epoch, question=question, parts=payload.parts, digest=payload.digest)
     return store.commit(envelope, payload, transaction.writes, released)
 
 
@@ -192,8 +190,8 @@ def test_an_answer_whose_bytes_are_gone_is_made_again(store, damage):
 
 def test_folding_keeps_the_newest_durable_version_and_drops_the_answers(store, tmp_path):
     for index in range(3):
-        commit(store, f"task{index}", {"key": index, f"only{index}": index}, round_index=index)
-    store.fold(1)
+        commit(store, f"task{index}", {"key": index, f"only{index}": index}, epoch=index)
+    store.fold(2)
     assert [store.answer(f"task{index}", b"q") is not None for index in range(3)] == [False, False, True]
     assert [path.name for path in (tmp_path / "answers").iterdir()] == ["task2"]
     assert [value(store, key) for key in ("key", "only0", "only1", "only2")] == [2, 0, 1, 2]
@@ -202,34 +200,34 @@ def test_folding_keeps_the_newest_durable_version_and_drops_the_answers(store, t
 
 
 def test_folding_again_or_for_nothing_changes_nothing(store):
-    commit(store, "task", {"key": 1}, round_index=4)
-    for durable in (-2, -1, 3, 4, 4, 4):
+    commit(store, "task", {"key": 1}, epoch=4)
+    for durable in (0, 1, 4, 5, 5):
         store.fold(durable)
         assert value(store) == 1
 
 
 def test_old_versions_do_not_pile_up(store):
     for index in range(20):
-        commit(store, f"task{index}", {"key": index}, round_index=index)
-        store.fold(index - 1)
+        commit(store, f"task{index}", {"key": index}, epoch=index)
+        store.fold(index)
     with store._lock:
         [count] = store._db.execute("SELECT COUNT(*) FROM entries").fetchone()
     assert count <= 2
 
 
 def test_a_deleted_key_stays_deleted_when_it_is_folded(store):
-    commit(store, "a", {"key": 1}, round_index=0)
-    commit(store, "b", {"key": None}, round_index=1)
-    store.fold(1)
+    commit(store, "a", {"key": 1}, epoch=0)
+    commit(store, "b", {"key": None}, epoch=1)
+    store.fold(2)
     assert value(store) is None
 
 
-def test_set_up_is_a_round_that_becomes_durable(store):
-    commit(store, "setup", {"key": 1}, round_index=-1)
-    store.fold(-2)
-    assert store.answer("setup", b"q") is not None
-    store.fold(-1)
-    assert store.answer("setup", b"q") is None
+def test_what_was_asked_since_the_last_durable_point_is_kept(store):
+    commit(store, "task", {"key": 1}, epoch=3)
+    store.fold(3)
+    assert store.answer("task", b"q") is not None
+    store.fold(4)
+    assert store.answer("task", b"q") is None
     assert value(store) == 1
 
 
@@ -237,7 +235,7 @@ OPS = st.lists(
     st.one_of(
         st.tuples(st.just("commit"), st.sampled_from("xyz"), st.sampled_from([None, 1.0, 2.0, 3.0])),
         st.tuples(st.just("undo"), st.integers(0, 5), st.none()),
-        st.tuples(st.just("round"), st.none(), st.none()),
+        st.tuples(st.just("checkpoint"), st.none(), st.none()),
         st.tuples(st.just("fold"), st.none(), st.none()),
         st.tuples(st.just("reopen"), st.none(), st.none()),
     ),
@@ -250,20 +248,20 @@ OPS = st.lists(
 def test_the_store_is_what_a_list_of_answers_says(tmp_path_factory, ops):
     """Held against a model that keeps every answer's writes for ever and replays them."""
     folder = tmp_path_factory.mktemp("store")
-    store, answers, number, current, durable = ClientStore(folder), [], 0, 0, -1
+    store, answers, number, durable = ClientStore(folder), [], 0, 0
     for what, first, second in ops:
         if what == "commit":
-            commit(store, f"t{number}", {first: second}, round_index=current)
-            answers.append((f"t{number}", current, {first: second}))
+            commit(store, f"t{number}", {first: second}, epoch=durable)
+            answers.append((f"t{number}", durable, {first: second}))
             number += 1
         elif what == "undo":
-            open_answers = [index for index, (_, of, _) in enumerate(answers) if of > durable]
+            open_answers = [index for index, (_, of, _) in enumerate(answers) if of >= durable]
             if open_answers:
                 at = open_answers[first % len(open_answers)]
                 assert store.answer(answers[at][0], b"another") is None
                 del answers[at:]
-        elif what == "round":
-            durable, current = current, current + 1
+        elif what == "checkpoint":
+            durable += 1
         elif what == "fold":
             store.fold(durable)
         else:
@@ -274,7 +272,7 @@ def test_the_store_is_what_a_list_of_answers_says(tmp_path_factory, ops):
             wanted |= writes
         assert {key: value(store, key) for key in "xyz"} == {key: wanted.get(key) for key in "xyz"}
         for task, of, _ in answers:
-            if of > durable:
+            if of >= durable:
                 assert store.answer(task, b"q") is not None
     store.close()
 
@@ -293,6 +291,16 @@ def test_rows_are_chained(store):
         head = chained(head, row)
     assert store.privacy_rows(2) == rows[2:]
     assert store.privacy_rows(3) == []
+
+
+def test_rows_travel_in_messages_that_are_not_too_large(store):
+    many = tuple(Release(Kind.WEIGHTS, ("p" * 10_000,), None, {"client": 0}) for _ in range(150))
+    commit(store, "a", released=many)
+    got: list[str] = []
+    while rows := store.privacy_rows(len(got)):
+        assert sum(map(len, rows)) <= 1 << 20
+        got += rows
+    assert [json.loads(row)["index"] for row in got] == list(range(150))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
@@ -372,8 +380,8 @@ def test_two_threads_can_use_it_at_once(store):
     thread = threading.Thread(target=book)
     thread.start()
     for number in range(30):
-        commit(store, f"task{number}", {"key": number}, round_index=number)
-        store.fold(number - 1)
+        commit(store, f"task{number}", {"key": number}, epoch=number)
+        store.fold(number)
     thread.join()
     assert not failed
     assert store.booked()[key] == Sums(100, 100, 100)

@@ -18,7 +18,8 @@ def chain(client: int, count: int) -> tuple[list[str], list[bytes]]:
     """Rows and the hash after each of them."""
     rows, heads, head = [], [], GENESIS
     for index in range(count):
-        rows.append(Release(Kind.WEIGHTS, ("weights",), None, {"client": client, "round": index}).row(index, head))
+        where = {"client": client, "round": index, "phase": "fit"}
+        rows.append(Release(Kind.WEIGHTS, ("weights",), None, where).row(index, head))
         head = chained(head, rows[-1])
         heads.append(head)
     return rows, heads

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedrpc.config import LimitsConfig
-from fedrpc.server.mailbox import Mailbox, Missing, Question, Task
+from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Question, Task
 from fedrpc.server.roster import Roster, Session
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.fakes import asynchronous, task_of
@@ -30,10 +30,7 @@ class Post:
 
     def __init__(self, num_clients: int = 3, parallel: int = 0, **limits: float) -> None:
         self.roster = Roster(num_clients, grace_s=5)
-        self.lost: list[int] = []
-        self.mailbox = Mailbox(
-            self.roster, LimitsConfig(**limits), parallel, lambda session: self.lost.append(session.client)
-        )
+        self.mailbox = Mailbox(self.roster, LimitsConfig(**limits), parallel)
         self.sessions = {client: self.roster.join(client, "a")[0] for client in range(num_clients)}
         self.polls: dict[int, asyncio.Task[Any]] = {}
 
@@ -44,8 +41,14 @@ class Post:
             await settle()
 
     def got(self, client: int) -> Any:
-        """What a client's poll brought, or nothing yet."""
-        return self.polls[client].result() if self.polls[client].done() else None
+        """What a client's poll brought (the task of a delivery), or nothing yet."""
+        found = self.polls[client].result() if self.polls[client].done() else None
+        return found.task if isinstance(found, Delivery) else found
+
+    @property
+    def here(self) -> list[int]:
+        """Whose session is open."""
+        return [session.client for session in self.roster]
 
     async def rejoin(self, client: int, instance: str = "a") -> Session:
         """A client comes again."""
@@ -57,14 +60,7 @@ class Post:
         return session
 
     def task(self, client: int, step: int = 0) -> Task:
-        task = task_of(client, MESSAGE, step=step)
-        task.posted_at = self.mailbox_now()
-        return task
-
-    def mailbox_now(self) -> float:
-        from fedrpc.server import mailbox
-
-        return mailbox.time.monotonic()
+        return task_of(client, MESSAGE, step=step)
 
     def tasks(self) -> list[Task]:
         return [self.task(client) for client in self.sessions]
@@ -142,7 +138,7 @@ async def test_a_busy_client_never_gets_a_second_task():
     post.mailbox.post([first, second])
     await settle()
     assert post.got(0) is first
-    post.mailbox.delivered(first, 0)
+    post.mailbox.delivered(Delivery(first, 0))
     await post.poll(0)
     assert post.got(0) is None
     post.mailbox.answered(first, Path("reply"))
@@ -164,11 +160,11 @@ async def test_a_newer_poll_replaces_an_older_one():
 
 
 @asynchronous
-async def test_a_poll_that_brings_nothing_ends_with_idle_and_the_durable_round():
+async def test_a_poll_that_brings_nothing_ends_with_idle_and_the_durable():
     post = Post(1, poll_s=0.01)
-    post.mailbox.durable_round = 4
+    post.mailbox.durable = 4
     idle = await asyncio.wait_for(post.mailbox.next(post.sessions[0]), 10)
-    assert (idle.finished, idle.durable_round) == (False, 4)
+    assert (idle.finished, idle.durable) == (False, 4)
     assert post.sessions[0].parked is None
 
 
@@ -182,10 +178,10 @@ async def test_a_lost_session_gives_its_task_back_with_the_next_attempt(clock):
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.delivered(task, 0)
+    post.mailbox.delivered(Delivery(task, 0))
     clock.advance(6)
     post.mailbox.reap()
-    assert post.lost == [0]
+    assert post.here == []
     assert (task.leased, task.attempt, task.delivered_at, task.done) == (False, 1, None, False)
     await post.rejoin(0, "b")
     await post.poll(0)
@@ -213,7 +209,7 @@ async def test_a_client_that_joins_again_gets_its_task_again():
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.delivered(task, 0)
+    post.mailbox.delivered(Delivery(task, 0))
     await post.rejoin(0)
     await post.poll(0)
     assert post.got(0) is task
@@ -237,7 +233,7 @@ async def test_a_delivery_that_breaks_is_made_again():
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.undelivered(task, 0)
+    post.mailbox.undelivered(Delivery(task, 0))
     assert (task.leased, task.attempt) == (False, 1)
     await post.poll(0)
     assert post.got(0) is task
@@ -254,9 +250,9 @@ async def test_an_old_delivery_that_breaks_late_does_not_disturb_the_new_one(clo
     await post.poll(0)
     assert post.got(0) is task
     assert task.attempt == 1
-    post.mailbox.undelivered(task, 0)  # the stream of the old session ends only now
+    post.mailbox.undelivered(Delivery(task, 0))  # the stream of the old session ends only now
     assert (task.leased, task.attempt) == (True, 1)
-    post.mailbox.delivered(task, 0)
+    post.mailbox.delivered(Delivery(task, 0))
     assert task.delivered_at is None, "the deadline is of the delivery that counts"
     await post.poll(0)
     assert post.got(0) is None, "the client is busy with it"
@@ -307,7 +303,7 @@ async def test_the_deadline_starts_with_the_delivery(clock):
     clock.advance(1000)
     post.mailbox.reap()
     assert not task.done
-    post.mailbox.delivered(task, 0)
+    post.mailbox.delivered(Delivery(task, 0))
     await post.poll(0)
     clock.advance(100)
     post.mailbox.reap()
@@ -320,37 +316,54 @@ async def test_the_deadline_starts_with_the_delivery(clock):
 
 
 @asynchronous
-async def test_an_answer_that_is_coming_in_is_not_cut_off(clock):
+async def test_an_answer_that_is_coming_in_has_twice_the_time_and_no_more(clock):
     post = Post(1, deadline_s=100)
     [task] = post.tasks()
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.delivered(task, 0)
+    post.mailbox.delivered(Delivery(task, 0))
     await post.poll(0)
     task.receiving = 1
-    clock.advance(1000)
+    clock.advance(200)
     post.mailbox.reap()
     assert not task.done
-    task.receiving = 0
+    clock.advance(0.1)
     post.mailbox.reap()
-    assert task.done
+    assert reason(task) == "no answer within 100 s"
+    assert task.outcome.result().hung
 
 
 @asynchronous
 async def test_an_absent_client_is_given_up_after_a_while(clock):
     post = Post(2, absent_s=60)
     post.roster.close(post.sessions[1])
-    tasks = post.tasks()
     await post.poll(0)
-    post.mailbox.post(tasks)
     clock.advance(60)
+    tasks = post.tasks()
+    post.mailbox.post(tasks)
     post.mailbox.reap()
     assert not tasks[1].done
     clock.advance(0.1)
     post.mailbox.reap()
     assert reason(tasks[1]) == "not connected for 60 s"
     assert not tasks[0].done
+    late = post.task(1, step=1)
+    post.mailbox.post([late])
+    post.mailbox.reap()
+    assert late.done, "many questions to a dead client wait only once"
+
+
+@asynchronous
+async def test_a_client_that_never_came_is_absent_from_the_start(clock):
+    post = Post(1, absent_s=60)
+    roster = Roster(2, grace_s=5)
+    mailbox = Mailbox(roster, LimitsConfig(absent_s=60), 0)
+    clock.advance(61)
+    task = post.task(1)
+    mailbox.post([task])
+    mailbox.reap()
+    assert task.done
 
 
 @asynchronous
@@ -363,12 +376,12 @@ async def test_an_absence_counts_from_when_the_client_went(clock):
     await post.poll(0)
     clock.advance(300)
     post.mailbox.reap()
-    assert post.lost == []
+    assert post.here == [0]
     post.polls[0].cancel()
     await settle()
     clock.advance(6)
     post.mailbox.reap()
-    assert post.lost == [0]
+    assert post.here == []
     clock.advance(59)
     post.mailbox.reap()
     assert not task.done
@@ -384,7 +397,7 @@ async def test_a_client_that_waits_for_a_free_lease_is_not_absent(clock):
     await post.poll(0, 1)
     post.mailbox.post(tasks)
     await settle()
-    post.mailbox.delivered(tasks[0], 0)
+    post.mailbox.delivered(Delivery(tasks[0], 0))
     await post.poll(0)
     clock.advance(100)
     post.mailbox.reap()
@@ -401,7 +414,7 @@ async def test_a_cancel_reaches_the_next_poll():
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.delivered(task, 0)
+    post.mailbox.delivered(Delivery(task, 0))
     post.mailbox.withdraw([task], "the round is over")
     assert reason(task) == "the round is over"
     await post.poll(0)
@@ -417,7 +430,7 @@ async def test_a_cancel_wakes_a_parked_poll_and_then_comes_the_next_task():
     await post.poll(0)
     post.mailbox.post([first])
     await settle()
-    post.mailbox.delivered(first, 0)
+    post.mailbox.delivered(Delivery(first, 0))
     await post.poll(0)
     post.mailbox.withdraw([first], "why")
     post.mailbox.post([second])
@@ -434,7 +447,7 @@ async def test_a_cancel_is_not_lost_with_the_poll_that_would_have_brought_it():
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.delivered(task, 0)
+    post.mailbox.delivered(Delivery(task, 0))
     await post.poll(0)
     post.mailbox.withdraw([task], "why")
     post.polls[0].cancel()
@@ -491,13 +504,13 @@ async def test_a_client_that_says_why_it_has_no_answer_is_free_again():
 @asynchronous
 async def test_the_end_of_the_run_reaches_parked_and_later_polls():
     post = Post(2)
-    post.mailbox.durable_round = 9
+    post.mailbox.durable = 9
     await post.poll(0)
     post.mailbox.finish("the run is complete")
     await post.poll(1)
     await settle()
     for client in (0, 1):
-        assert post.got(client) == pb.Idle(finished=True, reason="the run is complete", durable_round=9)
+        assert post.got(client) == pb.Idle(finished=True, reason="the run is complete", durable=9)
 
 
 @asynchronous
@@ -508,13 +521,39 @@ async def test_memory_of_old_answers_is_bounded():
     assert len(post.mailbox._ended) == 10_000
 
 
+@asynchronous
+async def test_a_question_that_can_not_be_encoded_is_the_methods_mistake():
+    post = Post(1)
+    first, second = post.task(0), post.task(0, step=1)
+    await post.poll(0)
+    post.mailbox.post([first, second])
+    await settle()
+    post.mailbox.broken(first, TypeError("no such field"))
+    with pytest.raises(TypeError, match="no such field"):
+        await first.outcome
+    await post.poll(0)
+    assert post.got(0) is second
+
+
 # Questions
 
 
-def test_a_question_is_encoded_once():
-    question = Question(everything())
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_question_is_encoded_once_and_its_frames_are_the_wires(shared):
+    question = Question(everything(), shared=shared)
+    assert not question.prepared
     question.prepare()
+    assert question.prepared
     assert question.payload is question.payload
-    assert question.frames is question.frames
-    assert [data for _, _, data in question.frames] == frames_of(everything())[1:]
-    assert sum(size for _, size, _ in question.frames) == question.payload.size_bytes
+    for _ in range(2):
+        assert [data for _, _, data in question.frames()] == frames_of(everything())[1:]
+    assert sum(size for _, size, _ in question.frames()) == question.payload.size_bytes
+
+
+def test_only_an_individual_question_is_forgotten_when_it_is_answered():
+    shared, own = Question(everything(), shared=True), Question(everything(), shared=False)
+    for question in (shared, own):
+        question.prepare()
+        question.forget()
+    assert shared.prepared
+    assert not own.prepared

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedrpc.errors import QuorumError
+from fedrpc.errors import Abstained, QuorumError
 from fedrpc.methods.base import Phase, Reply
 from fedrpc.methods.fedavg import FIT, Global, Update
 from fedrpc.server import mailbox as mailboxes
+from fedrpc.server import rounds
 from fedrpc.server.mailbox import Mailbox, Task
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import Desk, ServerRound, task_id
@@ -28,6 +29,7 @@ from fedrpc.wire.message import Tensors
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.fakes import CPU, PollingClients, asynchronous, problem_of
 
+DTYPES = (torch.float64, torch.float32)
 STATE = Global({"w": torch.zeros(2, 3), "n": torch.tensor(0)})
 
 
@@ -61,9 +63,8 @@ class Table:
         self.mailbox = Mailbox(self.roster, problem.config.limits, parallel)
         self.spool, self.executor = Spool(folder), ThreadPoolExecutor(2, "compute")
         self.told: list[tuple[str, dict[str, Any]]] = []
-        self.desk = Desk(
-            problem, "run", self.mailbox, self.spool, self.executor, CPU, lambda *what: self.told.append(what)
-        )
+        work, io, tell = self.executor, self.executor, lambda *what: self.told.append(what)
+        self.desk = Desk(problem, "run", self.mailbox, self.spool, work, io, CPU, tell)
         self.clients = PollingClients(self.roster, self.mailbox, self.spool, clients, before)
 
     def round(self, cohort: Any = (0, 1, 2), quorum: float = 1.0, index: int = 0) -> ServerRound:
@@ -166,7 +167,7 @@ async def test_a_broadcast_is_encoded_once_and_so_is_one_message_for_some(tmp_pa
     async with table(tmp_path) as desk:
         rnd = desk.round()
         await asked(rnd)
-        await asked(rnd, message={0: STATE, 2: STATE}, step=1)
+        await asked(rnd, message={0: STATE, 2: STATE})
     assert encoded == [STATE, STATE]
 
 
@@ -177,16 +178,41 @@ async def test_asking_nobody_gives_nothing(tmp_path):
 
 
 @asynchronous
-async def test_one_question_can_not_be_asked_twice_in_a_round_without_a_step(tmp_path):
+async def test_the_questions_of_a_phase_number_themselves(tmp_path):
     clients = Scripted()
     async with table(tmp_path, clients) as desk:
         rnd = desk.round()
         await asked(rnd)
-        with pytest.raises(ValueError, match="step="):
-            await asked(rnd)
-        assert len(await asked(rnd, step=1)) == 3
-        assert len(await asked(desk.round(index=1))) == 3
-    assert clients.asked.count(("fit", 0, 1)) == 2
+        await asked(rnd, message={1: STATE})
+        await asked(rnd, step=7)
+        await asked(rnd, message={1: STATE})
+        assert rnd.steps == {"fit": 9}
+        with pytest.raises(ValueError, match="step 7 of phase 'fit' was asked before"):
+            await asked(rnd, step=7)
+    assert [step for _, step, client in clients.asked if client == 1] == [0, 1, 7, 8]
+
+
+@asynchronous
+async def test_a_stage_that_goes_on_after_a_durable_point_numbers_on(tmp_path):
+    clients = Scripted()
+    async with table(tmp_path, clients) as desk:
+        rnd = ServerRound(desk.desk, 0, (0,), 1.0, steps={"fit": 5})
+        await asked(rnd)
+    assert clients.asked == [("fit", 5, 0)]
+
+
+@asynchronous
+async def test_a_round_can_be_saved_within_and_other_stages_can_not(tmp_path):
+    saved: list[Any] = []
+
+    async def save(rnd: ServerRound, state: Any) -> None:
+        saved.append((rnd.index, state))
+
+    async with table(tmp_path) as desk:
+        await ServerRound(desk.desk, 3, (0,), 1.0, save=save).save(STATE)
+        assert saved == [(3, STATE)]
+        with pytest.raises(RuntimeError, match="only set-up and rounds"):
+            await desk.round().save(STATE)
 
 
 # Who is missing
@@ -203,7 +229,8 @@ async def test_who_does_not_answer_is_missing_with_the_reason(tmp_path):
         rnd = desk.round(quorum=0.5)
         assert [reply.client for reply in await asked(rnd)] == [0, 2]
         assert rnd.missing == {1: "ValueError: no data here"}
-        assert len(await asked(rnd, message={0: STATE, 2: STATE}, step=1)) == 2
+        assert rnd.answered == {0, 2}
+        assert len(await asked(rnd, message={0: STATE, 2: STATE})) == 2
         assert rnd.missing == {}, "of the last ask"
 
 
@@ -238,6 +265,39 @@ async def test_the_quorum_is_a_share_of_those_asked(tmp_path, quorum, num_failin
         assert len(rnd.missing) == num_failing
 
 
+@asynchronous
+async def test_who_abstains_is_missing_but_not_due(tmp_path):
+    class Modest(Scripted):
+        def exchange(self, task: Task, into: Path) -> Path:
+            if task.client:
+                raise Abstained("the budget is spent")
+            return super().exchange(task, into)
+
+    async with table(tmp_path, Modest()) as desk:
+        rnd = desk.round(quorum=1.0)
+        assert [reply.client for reply in await asked(rnd)] == [0]
+        assert rnd.missing == dict.fromkeys((1, 2), "the budget is spent")
+
+
+@asynchronous
+async def test_who_had_its_time_is_not_waited_for_again_in_this_round(tmp_path):
+    async with table(tmp_path) as desk:
+        rnd = desk.round(quorum=0.5)
+        answers = rnd.ask(FIT, STATE)
+        asking = asyncio.create_task(anext(answers))
+        await asyncio.sleep(0)
+        while not rnd._posted:
+            await asyncio.sleep(0)
+        for task in rnd._posted:
+            if task.client == 2 and not task.done:
+                desk.mailbox._end(task, mailboxes.Missing("no answer within 1 s", hung=True))
+        await asking
+        assert [reply.client async for reply in answers] == [1]
+        assert [reply.client for reply in await asked(rnd)] == [0, 1]
+        assert rnd.missing == {2: "no answer within 1 s"}
+        assert len(await asked(desk.round(index=1))) == 3, "the next round asks it again"
+
+
 def spoiled(**tensors: torch.Tensor | None) -> Callable[[Task], Update]:
     """Client 1 answers with other weights than it was asked for."""
 
@@ -264,8 +324,23 @@ def spoiled(**tensors: torch.Tensor | None) -> Callable[[Task], Update]:
         (spoiled(n=None), "'weights' tensor 'n'"),
         (spoiled(x=torch.zeros(1)), "'weights' tensor 'x'"),
         (lambda task: STATE if task.client == 1 else update(task.client), "is missing"),
+        (lambda task: update(task.client, num_examples=-1 if task.client == 1 else 1), "ValueError: an update needs"),
+        (lambda task: update(task.client, losses=torch.zeros(1, dtype=DTYPES[task.client == 1])), "an update needs"),
     ],
-    ids=["nan", "inf", "shape", "wide", "narrow", "float-counter", "1d-counter", "lost", "extra", "other-message"],
+    ids=[
+        "nan",
+        "inf",
+        "shape",
+        "wide",
+        "narrow",
+        "float-counter",
+        "1d-counter",
+        "lost",
+        "extra",
+        "other-message",
+        "count",
+        "losses",
+    ],
 )
 @asynchronous
 async def test_an_answer_that_can_not_be_used_counts_as_missing(tmp_path, answer, why):
@@ -405,18 +480,20 @@ async def test_randomness_and_network_are_the_same_again(tmp_path):
 
 
 @asynchronous
-async def test_progress_counts_the_answers(tmp_path):
+async def test_progress_is_told_but_not_for_every_answer(tmp_path):
     async with table(tmp_path) as desk:
-        await asked(desk.round())
+        rnd = desk.round()
+        for _ in range(20):
+            await asked(rnd)
         phases = [values for event, values in desk.told if event == "phase"]
-    assert [values["of"] for values in phases] == [3, 3, 3]
-    assert [values["answered"] for values in phases] == sorted(values["answered"] for values in phases)
+    assert 0 < len(phases) < 60
+    assert phases[0] == {"round": 0, "phase": "fit", "answered": 0, "of": 3}
 
 
 @asynchronous
 async def test_one_reply_is_read_at_a_time(tmp_path, monkeypatch):
     reading: list[str] = []
-    monkeypatch.setattr("fedrpc.server.rounds.read_file", lambda path: reading.append(path.name) or read_file(path))
+    monkeypatch.setattr(rounds, "read_file", lambda path: reading.append(path.name) or read_file(path))
     async with table(tmp_path) as desk:
         number = 0
         async for _ in desk.round().ask(FIT, STATE):

@@ -1,4 +1,4 @@
-"""Replies on disk: named when whole, reused only for the very same question, gone when their round is durable."""
+"""Replies on disk: named when whole, reused only for the very same question, gone when no replay needs them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedrpc.wire.frames import write_file
 from tests.unit.wire.messages import One, envelope_of
 
 
-def spooled(spool: Spool, round_index: int = 0, task: str = "task", question: bytes = b"question") -> Path:
+def spooled(spool: Spool, epoch: int = 0, task: str = "task", question: bytes = b"question") -> Path:
     payload = encode(One(torch.arange(20)))
-    incoming = spool.incoming(round_index, task)
+    incoming = spool.incoming(epoch, task)
     write_file(incoming, envelope_of(payload, question=question), payload, sync=False)
-    return spool.keep(incoming, round_index, task)
+    return spool.keep(incoming, epoch, task)
 
 
 @pytest.fixture
@@ -33,21 +33,21 @@ def test_a_reply_is_reused_for_the_very_same_question_only(spool):
     assert not spool.exists(0, "task"), "an answer to another question is of no use"
 
 
-def test_there_is_nothing_to_reuse_of_another_task_or_round(spool):
+def test_there_is_nothing_to_reuse_of_another_task_or_time(spool):
     spooled(spool)
     assert spool.reusable(0, "other", b"question") is None
     assert spool.reusable(1, "task", b"question") is None
     assert not spool.exists(1, "task")
 
 
-@pytest.mark.parametrize("round_index", [-1, 0, 17])
-def test_a_restart_finds_whole_replies_and_drops_transfers_that_broke(tmp_path, round_index):
+@pytest.mark.parametrize("epoch", [0, 1, 17])
+def test_a_restart_finds_whole_replies_and_drops_transfers_that_broke(tmp_path, epoch):
     first = Spool(tmp_path)
-    path = spooled(first, round_index)
-    broken = first.incoming(round_index, "broken")
+    path = spooled(first, epoch)
+    broken = first.incoming(epoch, "broken")
     broken.write_bytes(b"half")
     again = Spool(tmp_path)
-    assert again.reusable(round_index, "task", b"question") == path
+    assert again.reusable(epoch, "task", b"question") == path
     assert not broken.exists()
 
 
@@ -65,8 +65,8 @@ def test_a_damaged_reply_is_not_reused(spool):
         assert spool.reusable(0, "task", b"question") is None, "the bytes are not those that came"
 
 
-def test_replies_of_durable_rounds_go(spool):
-    for round_index in (-1, 0, 1, 2):
-        spooled(spool, round_index)
-    spool.clear(1)
-    assert [spool.exists(round_index, "task") for round_index in (-1, 0, 1, 2)] == [False, False, False, True]
+def test_replies_from_before_the_last_durable_point_go(spool):
+    for epoch in range(4):
+        spooled(spool, epoch)
+    spool.clear(2)
+    assert [spool.exists(epoch, "task") for epoch in range(4)] == [False, False, True, True]

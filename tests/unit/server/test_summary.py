@@ -48,7 +48,7 @@ def test_shapes_are_those_of_the_problem():
     assert shapes.weights_bytes == payload_bytes(weights)
     assert shapes.num_asked == 3
     assert shapes.num_examples == [len(problem.client_data(client).train) for client in range(3)]
-    assert (shapes.shape, shapes.sample_floats, shapes.num_classes, shapes.epochs) == ((1, 28, 28), 784, 10, 1)
+    assert (shapes.env.shape, shapes.sample_floats, shapes.env.num_classes) == ((1, 28, 28), 784, 10)
     for client in range(3):
         counts = torch.bincount(problem.client_data(client).train.y, minlength=10).tolist()
         assert list(shapes.class_counts[client]) == counts

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedrpc.client.trainer import index_batches, learning_rate, optimizer_of, train
 from fedrpc.config import TrainConfig
 from fedrpc.data.examples import Examples
 from fedrpc.errors import Cancelled
+from fedrpc.methods.blocks.train import index_batches, learning_rate, optimizer_of, train
 
 
 @given(st.integers(0, 200), st.integers(2, 40))
@@ -105,7 +105,7 @@ CONFIG = TrainConfig(lr=1e-4, epochs=3, batch_size=4)
 def test_every_epoch_has_every_example_once_in_a_new_order():
     watch = Watch()
     report = run(linear(), watch, CONFIG, data(10))
-    epochs = [sum(watch.batches[start : start + 3], []) for start in (0, 3, 6)]
+    epochs = [[x for batch in watch.batches[start : start + 3] for x in batch] for start in (0, 3, 6)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
     assert (report.num_examples, report.num_steps, len(report.epoch_losses)) == (10, 9, 3)
@@ -179,6 +179,32 @@ def test_a_client_with_hardly_any_data_trains_without_fuss(count):
     assert len(report.epoch_losses) == 3
     unchanged = all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
     assert unchanged == (count == 0)
+
+
+def test_another_number_of_epochs_can_be_asked_for():
+    assert len(run(linear(), Watch(), CONFIG, data(10), epochs=1).epoch_losses) == 1
+    assert run(linear(), Watch(), CONFIG, data(10), epochs=0).num_steps == 0
+
+
+@pytest.mark.parametrize(("draw", "size"), [(4, 4), (9, 9), (10, 10), (50, 10), (0, 0)])
+def test_each_epoch_can_draw_its_examples_anew(draw, size):
+    watch = Watch()
+    report = run(linear(), watch, CONFIG, data(10), draw=draw)
+    drawn = [x for batch in watch.batches for x in batch]
+    assert len(drawn) == 3 * size
+    epochs = [drawn[start : start + size] for start in range(0, 3 * size, size or 1)]
+    assert all(len(set(epoch)) == size for epoch in epochs), "without replacement"
+    assert report.num_examples == size
+    assert len(report.epoch_losses) == 3
+    if size == 4:
+        assert len({tuple(sorted(epoch)) for epoch in epochs}) > 1
+
+
+def test_drawing_everything_is_training_as_ever():
+    one, two = Watch(), Watch()
+    run(linear(), one, CONFIG, data(10))
+    run(linear(), two, CONFIG, data(10), draw=10)
+    assert one.batches == two.batches
 
 
 def test_no_epochs_is_no_training():

@@ -1,0 +1,247 @@
+"""Answers: the same question has the same bytes and is charged once, and nothing half-done ever counts."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedrpc.client.answer import Answerer
+from fedrpc.client.store import ClientStore
+from fedrpc.client.transport import Task
+from fedrpc.errors import Abstained, Cancelled, WireError
+from fedrpc.methods.base import ClientContext, Env, Method, Phase, Round, on
+from fedrpc.methods.builtin import Candidate, Judgement
+from fedrpc.models.state import tensors
+from fedrpc.wire.codec import decode, encode
+from fedrpc.wire.frames import read_file
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.ledger import Key, LedgerAnswer, LedgerQuestion, Sums, parsed
+from fedrpc.wire.message import part
+from fedrpc.wire.tcpinfo import Meter
+from fedrpc.wire.v1 import coordinator_pb2 as pb
+from tests.fakes import CPU, problem_of
+
+
+@dataclass(frozen=True)
+class Ask:
+    what: str
+    value: Tensor = part(Kind.IMAGES)
+
+
+@dataclass(frozen=True)
+class Say:
+    value: Tensor = part(Kind.FEEDBACK)
+    count: int
+
+
+ASK = Phase("ask", Ask, Say)
+
+
+class Talker(Method[Say]):
+    """Does as it is told."""
+
+    name = "talker"
+
+    def init(self, env: Env) -> Say:
+        return Say(torch.zeros(1), 0)
+
+    async def round(self, state: Say, rnd: Round) -> Say:
+        return state
+
+    @on(ASK)
+    def say(self, ctx: ClientContext, msg: Ask) -> Any:
+        kept = ctx.store.get("count", Say) or Say(torch.zeros(1), 0)
+        ctx.store.put("count", Say(msg.value, kept.count + 1))
+        match msg.what:
+            case "raise":
+                raise RuntimeError("as I was told")
+            case "abstain":
+                ctx.abstain("as I was told")
+            case "wrong":
+                return Ask("wrong", msg.value)
+            case "check":
+                ctx.check()
+            case "draw":
+                return Say(nn.functional.dropout(torch.ones(64), 0.5), kept.count + 1)
+            case "nan":
+                return Say(torch.tensor([torch.nan]), 0)
+        return Say(msg.value * 2, kept.count + 1)
+
+
+class Desk:
+    """One client's answerer, and a way to ask it."""
+
+    def __init__(self, folder: Path, problem: Any = None, client: int = 1) -> None:
+        self.store = ClientStore(folder)
+        self.problem = problem or problem_of(Talker)
+        self.answerer = Answerer(self.problem, client, self.store, CPU, Meter(0, local=False))
+        self.stop = threading.Event()
+
+    def ask(
+        self, message: Any, *, task: str = "0" * 32, phase: str = "ask", round_index: int = 0, step: int = 0
+    ) -> Path:
+        payload = encode(message)
+        envelope = pb.Envelope(
+            task_id=task, round=round_index, phase=phase, step=step, parts=payload.parts, digest=payload.digest
+        )
+        buffers = [memoryview(bytearray(b"".join(views))) for views in payload.buffers]
+        return self.answerer.answer(Task(envelope, buffers), self.stop)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(row) for row in self.store.privacy_rows(0)]
+
+    def count(self) -> int:
+        return 0 if self.store.blob("count") is None else 1
+
+
+def body(path: Path, cls: type = Say) -> Any:
+    envelope, views = read_file(path)
+    return decode(cls, envelope.parts, views)
+
+
+def plain(value: float = 1.0, what: str = "plain") -> Ask:
+    return Ask(what, torch.tensor([value]))
+
+
+@pytest.fixture
+def desk(tmp_path) -> Iterator[Desk]:
+    found = Desk(tmp_path)
+    yield found
+    found.store.close()
+
+
+def test_an_answer_is_what_the_client_half_says(desk):
+    path = desk.ask(plain(3), round_index=4, step=2)
+    assert body(path).value.tolist() == [6]
+    envelope, _ = read_file(path)
+    assert (envelope.task_id, envelope.round, envelope.phase, envelope.step) == ("0" * 32, 4, "ask", 2)
+    assert envelope.question == encode(plain(3)).digest
+    assert envelope.digest == encode(body(path)).digest
+
+
+def test_the_same_question_has_the_same_bytes_and_is_charged_once(desk):
+    path = desk.ask(plain())
+    before, rows = path.read_bytes(), desk.rows()
+    assert desk.ask(plain()) == path
+    assert path.read_bytes() == before
+    assert desk.rows() == rows
+    assert body(path).count == 1
+
+
+def test_the_same_question_after_a_restart_has_the_same_bytes(desk, tmp_path):
+    before, rows = desk.ask(plain()).read_bytes(), desk.rows()
+    desk.store.close()
+    again = Desk(tmp_path)
+    assert again.ask(plain()).read_bytes() == before
+    assert again.rows() == rows
+    again.store.close()
+
+
+def test_another_question_for_the_same_task_is_a_new_release_from_the_same_start(desk):
+    desk.ask(plain(1))
+    second = desk.ask(plain(2))
+    assert body(second).value.tolist() == [4]
+    assert body(second).count == 1, "what the first answer kept was undone"
+    assert len(desk.rows()) == 4, "and what it released was not"
+
+
+def test_a_clients_memory_lasts_from_answer_to_answer(desk):
+    for number in range(3):
+        assert body(desk.ask(plain(), task=f"{number:032x}")).count == number + 1
+
+
+def test_every_data_derived_kind_of_an_answer_has_a_row(desk):
+    desk.ask(plain(), round_index=2, step=5)
+    rows = desk.rows()
+    assert [(row["kind"], row["parts"]) for row in rows] == [("feedback", ["value"]), ("scalars", ["count"])]
+    for row in rows:
+        assert (row["client"], row["round"], row["phase"], row["step"], row["task"]) == (1, 2, "ask", 5, "0" * 32)
+        assert row["mechanism"] is None
+
+
+@pytest.mark.parametrize(
+    ("what", "error"), [("raise", RuntimeError), ("abstain", Abstained), ("wrong", TypeError), ("check", Cancelled)]
+)
+def test_an_answer_that_does_not_come_about_leaves_nothing(desk, what, error):
+    desk.stop.set()
+    with pytest.raises(error):
+        desk.ask(plain(what=what))
+    assert desk.count() == 0
+    assert desk.rows() == []
+    desk.stop.clear()
+    assert body(desk.ask(plain())).count == 1
+
+
+def test_an_unknown_phase_is_the_servers_mistake(desk):
+    with pytest.raises(WireError, match="talker has no phase 'fit'; it has ask"):
+        desk.ask(plain(), phase="fit")
+
+
+def test_a_question_of_another_layout_is_the_servers_mistake(desk):
+    with pytest.raises(WireError):
+        desk.ask(Candidate({"a": torch.zeros(1)}))
+
+
+@pytest.mark.parametrize("task", ["", "..", "../x", "/nowhere/x", "a/b", "a\0b", "." * 40, "x" * 300])
+def test_a_task_can_not_be_named_so_that_its_answer_lands_elsewhere(desk, tmp_path, task):
+    with pytest.raises(WireError, match="name"):
+        desk.ask(plain(), task=task)
+    assert desk.rows() == []
+    assert list((tmp_path / "answers").iterdir()) == []
+
+
+def test_what_torch_draws_depends_on_the_question_alone(desk, tmp_path):
+    first = body(desk.ask(plain(what="draw"), task="a")).value
+    torch.manual_seed(999)
+    torch.rand(7)
+    other = Desk(tmp_path / "other")
+    again = body(other.ask(plain(what="draw"), task="b")).value
+    assert torch.equal(first, again)
+    assert not torch.equal(first, body(other.ask(plain(what="draw"), task="c", round_index=1)).value)
+    assert not torch.equal(first, body(other.ask(plain(what="draw"), task="d", step=1)).value)
+    other.store.close()
+    somebody = Desk(tmp_path / "somebody", client=2)
+    assert not torch.equal(first, body(somebody.ask(plain(what="draw"), task="b")).value)
+    somebody.store.close()
+
+
+# The coordinator's own questions
+
+
+def test_a_client_judges_a_model_on_its_own_test_data(tmp_path):
+    problem = problem_of("fedavg", local_test=0.5)
+    desk = Desk(tmp_path, problem)
+    got = body(desk.ask(Candidate(tensors(problem.network())), phase="evaluate"), Judgement)
+    test = problem.client_data(1).test
+    assert got.num_examples == len(test) > 0
+    model = problem.network().eval()
+    x, y = test.all()
+    with torch.no_grad():
+        logits = model(x)
+    assert got.num_correct == int((logits.argmax(1) == y).sum())
+    assert got.loss_sum == pytest.approx(float(nn.functional.cross_entropy(logits, y, reduction="sum")), rel=1e-5)
+    desk.store.close()
+
+
+def test_a_client_without_test_data_judges_nothing(tmp_path):
+    problem = problem_of("fedavg")
+    desk = Desk(tmp_path, problem)
+    got = body(desk.ask(Candidate(tensors(problem.network())), phase="evaluate"), Judgement)
+    assert got == Judgement(0, 0, 0.0)
+    desk.store.close()
+
+
+def test_a_client_tells_what_it_counted(desk):
+    key = Key(0, "ask", "images", "down", 1, 0)
+    desk.store.book({key: Sums(1, 2, 3)})
+    got = body(desk.ask(LedgerQuestion("what did you count?"), phase="session"), LedgerAnswer)
+    assert parsed(got.rows) == {key: Sums(1, 2, 3)}
+    assert desk.rows() == [], "the protocol's own text is no release"

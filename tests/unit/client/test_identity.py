@@ -1,0 +1,74 @@
+"""Who a client is: the same one after a restart, and only once at a time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedrpc.client.identity import Identity, default_state_dir
+from fedrpc.errors import ConfigError, Refused
+
+
+def test_a_client_is_the_same_after_a_restart(tmp_path):
+    first = Identity(tmp_path, 3)
+    instance = first.instance
+    first.release()
+    again = Identity(tmp_path, 3)
+    assert again.instance == instance
+    assert len(instance) == 32
+    again.release()
+
+
+def test_every_client_and_every_folder_is_somebody_else(tmp_path):
+    found = [Identity(tmp_path / folder, client) for folder in ("a", "b") for client in (0, 1)]
+    assert len({identity.instance for identity in found}) == 4
+    assert len({identity.folder for identity in found}) == 4
+    for identity in found:
+        identity.release()
+
+
+def test_a_client_runs_only_once_at_a_time(tmp_path):
+    first = Identity(tmp_path, 3)
+    for _ in range(2):
+        with pytest.raises(Refused, match="client 3 is already running"):
+            Identity(tmp_path, 3)
+    first.release()
+    Identity(tmp_path, 3).release()
+
+
+def test_the_lock_goes_with_a_process_that_is_killed(tmp_path):
+    code = f"""
+import fcntl, os, pathlib, sys
+file = pathlib.Path({str(tmp_path)!r}, "3", "lock").open("w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+    (tmp_path / "3").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(Refused):
+            Identity(tmp_path, 3)
+        process.kill()
+    Identity(tmp_path, 3).release()
+
+
+def test_a_folder_that_can_not_be_written_is_one_clear_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"can not write .*choose another --state-dir"):
+        Identity(tmp_path / "file", 0)
+
+
+def test_state_goes_where_the_system_keeps_state(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert default_state_dir() == tmp_path / "fedrpc"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", os.fspath(tmp_path))
+    assert default_state_dir() == Path(tmp_path, ".local", "state", "fedrpc")
