@@ -71,6 +71,7 @@ class RunConfig(_Frozen):
     local_test: float = Field(0.0, ge=0, lt=1, description="share of each client's data kept for its own test")
     eval_every: int = Field(1, ge=1, description="rounds between evaluations on the external test")
     client_eval_every: int = Field(10, ge=1, description="rounds between evaluations on the clients' own tests")
+    feature_eval_every: int = Field(10, ge=1, description="rounds between measures of the model's features")
     device: str = "auto"
     parallel: int = Field(0, ge=0, description="clients that work at a time; 0 is no limit")
     train: TrainConfig = TrainConfig()

@@ -141,7 +141,7 @@ class Launcher:
                 selector.register(fd, selectors.EVENT_READ)
             while True:
                 for key, _ in selector.select(timeout=1.0):
-                    data = os.read(key.fd, 65536)
+                    data = _read(key.fd)
                     *lines, buffers[key.fd] = (buffers[key.fd] + data).split(b"\n")
                     for line in lines:
                         self._hear(json.loads(line))
@@ -169,7 +169,8 @@ class Launcher:
             "data_dir": str(self._run.data_dir) if self._run.data_dir else None,
             "log_level": self._run.log_level,
         }
-        self._control.sendall(json.dumps({"start": client, "options": options}).encode() + b"\n")
+        with contextlib.suppress(ConnectionError):  # the nursery died: `_watch` hears so next
+            self._control.sendall(json.dumps({"start": client, "options": options}).encode() + b"\n")
 
     def _client_ended(self, client: int, code: int) -> None:
         if code == 0 or self._over:
@@ -202,6 +203,13 @@ class Launcher:
             if pid and not _gone_within(pid, _GRACE_S):
                 os.killpg(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, 65536)
+    except ConnectionError:  # the other end died with our words unread
+        return b""
 
 
 def _raise_stopped(number: int, _: Any) -> None:

@@ -6,6 +6,7 @@ or its children would inherit locks that nobody holds.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -61,7 +62,10 @@ class Nursery:
                     self._hang_up()
 
     def _obey(self) -> bool:
-        data = self._control.recv(65536)
+        try:
+            data = self._control.recv(65536)
+        except ConnectionError:  # it hung up with our last words unread
+            return False
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             order = json.loads(line)
@@ -96,7 +100,8 @@ class Nursery:
                 return
             client = self._children.pop(pid)
             line = json.dumps({"exited": client, "code": os.waitstatus_to_exitcode(status)})
-            self._control.sendall(line.encode() + b"\n")
+            with contextlib.suppress(ConnectionError):  # it hung up: `_obey` hears so next
+                self._control.sendall(line.encode() + b"\n")
 
     def _hang_up(self) -> None:
         for pid in self._children:

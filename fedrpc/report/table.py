@@ -55,6 +55,12 @@ def _facts(summary: dict[str, Any]) -> Table:
         if accuracy.get("client_mean") is not None:
             clients = f"mean {accuracy['client_mean']:.2f} %, variance {accuracy['client_variance']:.1f} %²"
             facts.add_row("on clients' tests", f"{clients}, worst tenth {accuracy['worst_decile']:.2f} %")
+        if (measured := accuracy.get("features")) and measured.get("davies_bouldin") is not None:
+            tells = f"distance correlation {measured['dcor']:.2f} (unrelated {measured['dcor_null']:.2f})"
+            facts.add_row("features", f"Davies-Bouldin {measured['davies_bouldin']:.2f}; {tells}")
+    if summary.get("exposure"):
+        reached = ", ".join(f"{kind} {100 * share:.1f} %" for kind, share in summary["exposure"].items())
+        facts.add_row("exposure", f"{reached} of all pairs of clients")
     overhead = part["overhead_vs_fedavg"]
     facts.add_row("overhead", f"{overhead:.3f} x FedAvg's tensor bytes" if overhead else "-")
     if part["transport"] is None:

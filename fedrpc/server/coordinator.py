@@ -11,18 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
-from torch import nn
 
 from fedrpc import log
 from fedrpc.errors import QuorumError
 from fedrpc.methods.base import SETUP_ROUND
 from fedrpc.methods.builtin import EVALUATION, LEDGER, Candidate
-from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate
 from fedrpc.metrics.records import RecordsFile
-from fedrpc.models.state import load
 from fedrpc.privacy import ledger as privacy
 from fedrpc.seeds import derive, seed_torch
-from fedrpc.server import summary
+from fedrpc.server import evaluation, summary
 from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder, write_durably
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import Desk, ServerRound
@@ -51,7 +48,7 @@ class Coordinator:
         self._method = desk.problem.method
         self._checkpoints = CheckpointFolder(out / "checkpoints")
         self._log = log.get("coordinator")
-        self._evaluator: nn.Module | None = None
+        self._evaluator = evaluation.Evaluator(desk.problem, desk.device)
         self.round = SETUP_ROUND  # under which traffic outside tasks is booked
         self._kernel_before = [0, 0]
         self._seconds_before = 0.0
@@ -149,17 +146,10 @@ class Coordinator:
         state = await self._method.round(state, rnd)
         rnd.close()
         record: dict[str, Any] = {"event": "round_finished", "round": index, "num_clients": len(rnd.answered)}
-        records = [record]
-        last = index == self._config.rounds - 1
-        weights = self._method.model(state)
-        if last or (index + 1) % self._config.eval_every == 0:
-            found = await self._evaluate(weights)
-            record |= {"loss": found.loss, "accuracy": found.accuracy}
-            records.append({"event": "evaluated", "round": index, "per_class": list(found.recalls)})
-        if self._config.local_test and (last or (index + 1) % self._config.client_eval_every == 0):
-            records[-1 if len(records) > 1 else 0] |= {"per_client": await self._ask_clients(weights, index)}
-        record |= rnd.recorded | {"seconds": time.monotonic() - started}
-        await self._make_durable(state, index, records)
+        judged = await self._judge(self._method.model(state), index, last=index == self._config.rounds - 1)
+        record |= {name: judged[name] for name in ("loss", "accuracy") if name in judged} | rnd.recorded
+        record["seconds"] = time.monotonic() - started
+        await self._make_durable(state, index, [record, judged] if len(judged) > 2 else [record])
         traffic = {f"bytes_{direction}": size for direction, size in self._book.message_bytes.items()}
         self._desk.progress("round_finished", record | traffic)
         return state
@@ -168,6 +158,7 @@ class Coordinator:
         """The order matters: nothing is reported durable before it is on disk."""
         await self._checkpoint(state, index, records, None)
         self._book.end_round()
+        self.round = index + 1  # what comes between rounds is of the next: a row that is written needs no rewriting
         self._records.add(records)
         self._reach_durable_point()
 
@@ -197,19 +188,21 @@ class Coordinator:
 
     # Evaluation
 
-    async def _evaluate(self, weights: Tensors) -> Evaluation:
-        return await self._desk.off_loop(self._judge, weights)
+    async def _judge(self, weights: Tensors, index: int, *, last: bool) -> dict[str, Any]:
+        """The `evaluated` record of a round; what is not due in this round is left out."""
 
-    def _judge(self, weights: Tensors) -> Evaluation:
-        if self._evaluator is None:
-            self._evaluator = self._problem.network().to(self._desk.device)
-        load(self._evaluator, weights)
-        return evaluate(
-            self._evaluator,
-            self._problem.external_test().batches(BATCH_SIZE),
-            num_classes=self._problem.dataset.num_classes,
-            device=self._desk.device,
-        )
+        def due(every: int) -> bool:
+            return last or (index + 1) % every == 0
+
+        row: dict[str, Any] = {"event": "evaluated", "round": index}
+        if due(self._config.eval_every):
+            found = await self._desk.off_loop(self._evaluator.judge, weights)
+            row |= {"accuracy": found.accuracy, "loss": found.loss} | evaluation.of_classes(found)
+        if self._config.local_test and due(self._config.client_eval_every):
+            row |= evaluation.of_clients(await self._ask_clients(weights, index))
+        if due(self._config.feature_eval_every):
+            row |= {"features": await self._desk.off_loop(self._evaluator.features, weights)}
+        return row
 
     async def _ask_clients(self, weights: Tensors, index: int) -> dict[int, dict[str, int]]:
         rnd = self._question(index, range(self._config.clients))
@@ -242,13 +235,8 @@ class Coordinator:
         rnd = self._stage(index, range(self._config.clients))
         state = await self._method.finalize(state, rnd)
         rnd.close()
-        weights = self._method.model(state)
-        found = await self._evaluate(weights)
-        row = {"event": "evaluated", "round": index, "final": True, "accuracy": found.accuracy, "loss": found.loss}
-        row |= {"per_class": list(found.recalls)} | rnd.recorded
-        if self._config.local_test:
-            row["per_client"] = await self._ask_clients(weights, index)
-        self._records.add([row])
+        judged = await self._judge(self._method.model(state), index, last=True)
+        self._records.add([judged | {"final": True} | rnd.recorded])
         return state
 
     async def _compare_ledgers(self) -> dict[str, Any]:
@@ -286,4 +274,5 @@ class Coordinator:
             "seconds": self._seconds(),
             "model_sha256": summary.model_sha256(weights),
             "bytes": summary.bytes_part(rows, cost, fedavg, kernel, self._meter.note),
+            "exposure": summary.exposure(rows, self._config.clients),
         }

@@ -15,11 +15,17 @@ from fedrpc.config import RunConfig
 from fedrpc.methods.base import Cost, Shapes
 from fedrpc.methods.fedavg import FedAvg
 from fedrpc.metrics import curve
-from fedrpc.metrics.fairness import client_fairness_of_counts
+from fedrpc.metrics.exposure import exposure_matrix, movements
 from fedrpc.models.state import payload_bytes
 from fedrpc.problem import Problem
 from fedrpc.wire import ledger
+from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors
+
+# The newest of these in the records is the run's.
+_FROM_RECORDS = ("per_class", "class_variance", "client_mean", "client_variance", "worst_decile", "jain", "features")
+# What clients get of each other, and how many rounds later: a buffer in the next round, a pool in the same one.
+_SHARED = {Kind.ACTIVATIONS: 1, Kind.SAMPLES: 0, Kind.MEAN_SAMPLES: 0}
 
 
 def model_sha256(weights: Tensors) -> str:
@@ -54,39 +60,30 @@ def fedavg_cost(problem: Problem, shapes: Shapes) -> Cost:
 
 def accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The accuracy part: percent and percent squared."""
-    rounds = [row for row in records if row["event"] == "round_finished" and row.get("accuracy") is not None]
     evaluated = [row for row in records if row["event"] == "evaluated"]
-    if not rounds and not evaluated:
+    points = [(row["round"], row["accuracy"]) for row in evaluated if row.get("accuracy") is not None]
+    if not points:
         return {}
-    points = [(row["round"], row["accuracy"]) for row in rounds]
-    points += [(row["round"], row["accuracy"]) for row in evaluated if row.get("final")]
     read = curve.summarise(points)
-    per_class = next((row["per_class"] for row in reversed(evaluated) if row.get("per_class")), None)
-    clients = next((row["per_client"] for row in reversed(evaluated) if row.get("per_client")), None)
-    out: dict[str, Any] = {
+    last = {name: next((row[name] for row in reversed(evaluated) if name in row), None) for name in _FROM_RECORDS}
+    return {
         "global": read.last,
         "last10": read.last10,
         "best": read.best,
         "best_round": read.best_round,
         "best_is": curve.Curve.best_label,
-        "per_class": per_class,
-        "class_variance": _variance([v for v in per_class if v is not None]) if per_class else None,
-    }
-    if clients:
-        counts = [(row["correct"], row["of"]) for row in clients.values() if row["of"]]
-        fair = client_fairness_of_counts([c for c, _ in counts], [n for _, n in counts])
-        out |= {
-            "client_mean": fair.mean,
-            "client_variance": fair.variance,
-            "worst_decile": fair.worst_decile,
-            "jain": fair.jain,
-        }
-    return out
+    } | {name: value for name, value in last.items() if value is not None}
 
 
-def _variance(values: Sequence[float]) -> float:
-    mean = sum(values) / len(values)
-    return sum((value - mean) ** 2 for value in values) / len(values)
+def exposure(rows: ledger.Rows, num_clients: int) -> dict[str, float]:
+    """By kind of shared features or data, the share of all pairs of clients where one's has reached the other."""
+    plain = [vars(key) | vars(sums) for key, sums in rows.items()]
+    found = {}
+    for kind, lag in _SHARED.items():
+        matrix = exposure_matrix(movements(plain, {kind.label}), num_clients, lag=lag)
+        if matrix.any():
+            found[kind.label] = float(matrix.mean())
+    return found
 
 
 def bytes_part(rows: ledger.Rows, cost: Cost, fedavg: Cost, kernel: Mapping[str, int], note: str) -> dict[str, Any]:
@@ -109,7 +106,17 @@ def bytes_part(rows: ledger.Rows, cost: Cost, fedavg: Cost, kernel: Mapping[str,
             "by_kind": predicted,
         },
         "overhead_vs_fedavg": measured / baseline if baseline else None,
+        "per_client": _per_client(rows),
     }
+
+
+def _per_client(rows: ledger.Rows) -> dict[int, dict[str, int]]:
+    """Who paid how many message bytes."""
+    paid: dict[int, dict[str, int]] = {}
+    for key, sums in sorted(rows.items(), key=lambda item: item[0].client):
+        side = paid.setdefault(key.client, {"down": 0, "up": 0})
+        side[key.direction] += sums.message_bytes
+    return paid
 
 
 def heading(config: RunConfig, run_id: str, num_rounds: int) -> dict[str, Any]:

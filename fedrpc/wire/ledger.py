@@ -118,7 +118,6 @@ class LedgerFile:
         self.path = folder / "ledger.jsonl"
         self._journal_path = folder / "ledger.partial.jsonl"
         self.current: Rows = {}
-        self._unwritten: Rows = {}
         self._size = self._recover()
         self._last_round = -(10**9)  # the last round that ledger.jsonl has rows of
         self.message_bytes: dict[str, int] = dict.fromkeys(DIRECTIONS, 0)  # of the whole run so far
@@ -146,7 +145,6 @@ class LedgerFile:
         self._journal = temporary.open("w")
         self._journal.write(json.dumps({"ledger_bytes": self._size}) + "\n")
         self._write(self._journal, self.current)
-        self._unwritten = {}
         os.fsync(self._journal.fileno())
         temporary.replace(self._journal_path)
 
@@ -156,14 +154,11 @@ class LedgerFile:
         file.flush()
 
     def book(self, rows: Rows) -> None:
-        """Adds the rows of a closed attempt; those of the session alone reach the journal with the next others."""
+        """Adds the rows of a closed attempt."""
         merge(self.current, rows)
-        merge(self._unwritten, rows)
         for key, sums in rows.items():
             self.message_bytes[key.direction] += sums.message_bytes
-        if any(key.phase != SESSION for key in rows):
-            self._write(self._journal, self._unwritten)
-            self._unwritten = {}
+        self._write(self._journal, rows)
 
     def end_round(self) -> None:
         """Writes the rows so far, durably, and starts anew."""

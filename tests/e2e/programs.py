@@ -24,9 +24,12 @@ T = TypeVar("T")
 PATIENCE_S = 90.0  # for anything that a busy machine may be slow at
 OUTSIDE = Path(__file__).parent / "outside"
 ENTRY_POINTS = """[fedrpc.methods]
-gated = outside_methods:Gated
-echo = outside_methods:Echo
-nudged = outside_methods:Nudged
+gated = outside:Gated
+echo = outside:Echo
+nudged = outside:Nudged
+
+[fedrpc.models]
+wide = outside:wide
 """
 
 # Three clients and three rounds of FedAvg in about a second: what every test runs unless it says otherwise.
@@ -74,10 +77,10 @@ def free_port() -> int:
 
 def environment(folder: Path) -> dict[str, str]:
     """The environment of every program: methods from outside, and no traces in a home folder."""
-    info = folder / "outside" / "outside_methods-0.1.dist-info"
+    info = folder / "outside" / "outside-0.1.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-methods\nVersion: 0.1\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 0.1\n")
     return os.environ | {
         "PYTHONPATH": os.pathsep.join([str(info.parent), str(OUTSIDE)]),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -324,7 +327,7 @@ class Programs:
 
 
 class Gates:
-    """Places in the methods of `outside_methods` where a process waits until the test lets it pass."""
+    """Places in the methods of `outside.py` where a process waits until the test lets it pass."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -15,13 +15,14 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def test_a_run_is_stopped_by_either_signal_and_goes_on(
-    tmp_path: Path, scripts: Programs, gates: Gates, finished: RunDir
+    tmp_path: Path, scripts: Programs, programs: Programs, gates: Gates, finished: RunDir
 ) -> None:
     """Stopped in the middle of training in round 0 and again in round 1, then left alone."""
     out = RunDir(tmp_path / "run")
-    words = settings(method="gated", params__gates=str(gates.folder), params__batch_s=0.1)
-    for number, code, place in ((signal.SIGINT, 130, "client-0-0"), (signal.SIGTERM, 143, "client-1-1")):
-        run = scripts.run(out.path, *words)
+    words = settings(method="gated", params__gates=str(gates.folder), params__batch_s=0.05)
+    plans = ((scripts, signal.SIGINT, 130, "client-0-0"), (programs, signal.SIGTERM, 143, "client-1-1"))
+    for start, number, code, place in plans:
+        run = start.run(out.path, *words)
         gates.wait(place)
         everybody = run.descendants()
         assert len(everybody) == NUM_CLIENTS + 3, "launcher, server, nursery and clients"
@@ -32,7 +33,7 @@ def test_a_run_is_stopped_by_either_signal_and_goes_on(
         assert "Traceback" not in run.err + run.out
         assert "error" not in run.err.lower()
         assert not (out.path / "summary.json").exists()
-    scripts.run(out.path, *words).completed()
+    programs.run(out.path, *words).completed()
     assert out.model_sha256 == finished.model_sha256
     assert_sound(out)
 

@@ -63,7 +63,7 @@ def assert_same_or_refused(sent: object, frames: list[bytes]) -> None:
     assert same(got, sent)
 
 
-@settings(max_examples=1500)
+@settings(max_examples=500)
 @given(st.data())
 def test_no_mutation_passes_as_another_message(data):
     assert_same_or_refused(WHOLE, data.draw(mutations(FRAMES)))
@@ -159,7 +159,7 @@ def _size(spec: pb.TensorSpec) -> int:
     return min(total, 2**63)
 
 
-@settings(max_examples=1500)
+@settings(max_examples=500)
 @given(forgeries())
 def test_a_lying_peer_is_refused_or_taken_at_its_word_but_never_a_crash(frames):
     try:

@@ -1,0 +1,99 @@
+"""Judges the global model for the coordinator: on the external test, by class, by client and by its features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate
+from fedrpc.metrics.fairness import class_fairness, client_fairness_of_counts
+from fedrpc.metrics.features import davies_bouldin, distance_correlation, null_value
+from fedrpc.models.base import Model
+from fedrpc.models.split import split
+from fedrpc.models.state import load
+from fedrpc.problem import Problem
+from fedrpc.seeds import derive
+from fedrpc.wire.message import Tensors
+
+_DCOR_EXAMPLES = 256  # the estimate depends on the batch size, so it never changes
+_DB_EXAMPLES = 2000
+
+
+class Evaluator:
+    """Holds one network and the external test set.
+
+    Args:
+        device: Where to judge.
+    """
+
+    def __init__(self, problem: Problem, device: torch.device) -> None:
+        self._problem, self._device = problem, device
+        self._network: nn.Module | None = None
+        self._test = problem.external_test()
+
+    def _loaded(self, weights: Tensors) -> nn.Module:
+        if self._network is None:
+            self._network = self._problem.network().to(self._device)
+        load(self._network, weights)
+        return self._network
+
+    def judge(self, weights: Tensors) -> Evaluation:
+        """One pass over the external test."""
+        return evaluate(
+            self._loaded(weights),
+            self._test.batches(BATCH_SIZE),
+            num_classes=self._problem.dataset.num_classes,
+            device=self._device,
+        )
+
+    def features(self, weights: Tensors) -> dict[str, Any]:
+        """How well classes separate in the features, and how much of the input the split layer still tells.
+
+        Empty for a network without stages (a method's own).
+        """
+        model = self._loaded(weights)
+        if not isinstance(model, Model):
+            return {}
+        model.eval()
+        with torch.inference_mode():
+            found: list[torch.Tensor] = []
+            labels: list[torch.Tensor] = []
+            for x, y in self._test.batches(BATCH_SIZE):
+                found.append(model.features(x.to(self._device)).cpu())
+                labels.append(y)
+                if sum(map(len, labels)) >= _DB_EXAMPLES:
+                    break
+            layer = model.split_layer_default
+            x, _ = next(self._test.batches(_DCOR_EXAMPLES))
+            cut = split(model, layer)[0](x.to(self._device)).cpu()
+        null = null_value(x, cut, derive(self._problem.config.seed, "dcor-null"))
+        real = distance_correlation(x, cut)
+        return {
+            "davies_bouldin": davies_bouldin(torch.cat(found), torch.cat(labels)),
+            "split_layer": layer,
+            "dcor": real.dcor,
+            "dcor2": real.dcor2,
+            "dcor_null": null.dcor,
+            "dcor2_null": null.dcor2,
+        }
+
+
+def of_classes(found: Evaluation) -> dict[str, Any]:
+    """What a record has of the classes: recalls in percent and their variance in percent squared."""
+    fair = class_fairness(found.per_class_correct, found.per_class_total)
+    return {"per_class": list(fair.recalls), "class_variance": fair.variance}
+
+
+def of_clients(counts: Mapping[int, Mapping[str, int]]) -> dict[str, Any]:
+    """What a record has of the clients' own tests: each one's counts, and how evenly they are served."""
+    judged = [row for row in counts.values() if row["of"]]
+    if not judged:
+        return {"per_client": dict(counts)}
+    fair = client_fairness_of_counts([row["correct"] for row in judged], [row["of"] for row in judged])
+    values = asdict(fair)
+    named = {name if name in ("worst_decile", "jain") else f"client_{name}": value for name, value in values.items()}
+    return {"per_client": dict(counts)} | named
