@@ -106,6 +106,59 @@ def run(
     run_local(settings, out or _default_out(settings), data_dir, _level(log_level), console)
 
 
+@app.command()
+def compare(
+    methods: Annotated[str, typer.Option(help="The methods, with commas between them; see `fedrpc list methods`.")],
+    dataset: Dataset = None,
+    partition: Partition = None,
+    model: Model = None,
+    clients: Clients = None,
+    fraction: Fraction = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    parallel: Parallel = None,
+    device: Device = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Any setting, such as --set train.lr=0.1. A parameter params.NAME goes to every method that has it, "
+            "METHOD.params.NAME to that one alone.",
+        ),
+    ] = None,
+    recipe: Recipe = None,
+    config_file: ConfigFile = None,
+    data_dir: DataDir = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Holds a run directory for each; runs/compare-<dataset>-<hash> when not given.")
+    ] = None,
+    baseline: Annotated[bool, typer.Option(help="Add FedAvg to the methods.")] = True,
+    log_level: LogLevel = "warning",
+) -> None:
+    """Run several methods on the same split, from the same model, with the same cohorts, and hold them side by side.
+
+    They run one after the other, each in a run directory of its own under --out. A method that fails does not stop
+    the others. The same command again leaves finished ones alone and goes on with the rest. Writes compare.json and
+    compare.html.
+    """
+    from fedrpc.launch.compare import Request, compare_local
+
+    layers = [config.recipe(recipe) if recipe else {}, config.read_toml(config_file) if config_file else {}]
+    options = {
+        "dataset": dataset,
+        "partition": partition,
+        "model": model,
+        "clients": clients,
+        "fraction": fraction,
+        "rounds": rounds,
+        "seed": seed,
+        "parallel": parallel,
+        "device": device,
+    }
+    request = Request(methods, baseline, layers, options, set_ or [])
+    compare_local(request, out, data_dir, _level(log_level), console)
+
+
 @app.command("list")
 def list_(what: Annotated[str, typer.Argument(help="methods, datasets, models, partitions or recipes")]) -> None:
     """Name what can be chosen."""

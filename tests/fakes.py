@@ -27,6 +27,7 @@ from fedrpc.client.transport import Task as Delivered
 from fedrpc.errors import Abstained
 from fedrpc.methods.base import METHODS, SETUP_ROUND, ClientId, Method
 from fedrpc.metrics.evaluate import Evaluation, evaluate
+from fedrpc.models.base import Model
 from fedrpc.models.state import load
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive
@@ -45,7 +46,7 @@ from fedrpc.wire.v1 import coordinator_pb2 as pb
 CPU = torch.device("cpu")
 RUN_ID = "in-memory"
 _MAX_BYTES = 1 << 30
-# Few of the embedded data, and a network with BatchNorm: a round takes a fraction of a second.
+# Few of the embedded data: with a tiny network a round takes a fraction of a second.
 SMALL: dict[str, Any] = {
     "dataset": "fmnist-mini",
     "partition": "dirichlet:1.0",
@@ -94,22 +95,28 @@ class SmallProblem(Problem):
         return self._build() if self._build else super()._configured()
 
 
-def problem_of(method: str | type[Method[Any]], *, build: Build | None = None, **values: Any) -> SmallProblem:
+def tiny() -> nn.Module:
+    """A small network with all that the real ones have: stages to cut at, features, BatchNorm and its counter."""
+    first = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(49, 12), nn.BatchNorm1d(12), nn.ReLU())
+    return Model([first, nn.Sequential(nn.Linear(12, 8), nn.ReLU())], nn.Linear(8, 10))
+
+
+def mlp() -> nn.Module:
+    """A network without BatchNorm or dropout, for what must hold exactly."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 12), nn.Tanh(), nn.Linear(12, 10))
+
+
+def problem_of(method: str | type[Method[Any]], *, build: Build | None = tiny, **values: Any) -> SmallProblem:
     """A small problem for a method, registered or not.
 
     Args:
-        build: Makes the network; without it, the data set's default one.
+        build: Makes the network; None for the one that the configuration names.
         values: Options that differ from SMALL, tables merged.
     """
     cls = METHODS[method] if isinstance(method, str) else method
     with registered(cls):
         merged = configuration.merged({"method": cls.name}, SMALL, values)
         return SmallProblem(configuration.build(merged), build)
-
-
-def mlp(width: int = 12) -> nn.Module:
-    """A network without BatchNorm or dropout, for what must hold exactly."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, width), nn.Tanh(), nn.Linear(width, 10))
 
 
 # Both ends of the wire

@@ -5,6 +5,7 @@ A method is one file. `fedavg.py` is the smallest whole example; README.md in th
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,12 +102,18 @@ class Round(Protocol):
     missing: Mapping[ClientId, str]  # who did not answer the last ask, and why
 
     def ask(
-        self, phase: Phase[Down, Up], message: Down | Mapping[ClientId, Down], *, step: int | None = None
+        self,
+        phase: Phase[Down, Up],
+        message: Down | Mapping[ClientId, Down],
+        *,
+        step: int | None = None,
+        quorum: float | None = None,
     ) -> AsyncIterator[Reply[Up]]:
         """Asks the whole cohort (or the clients of a mapping) and yields the answers in cohort order.
 
         Steps number the questions of one phase in a round, from 0, by themselves; a given step must be a new one.
-        Raises QuorumError when too few answered in time. The message must not change until the last answer came.
+        Raises QuorumError when too few answered in time: less than the run's quorum of those asked, or than the one
+        given (0 for a question that the round can do without). The message must not change until the last answer came.
         A reply's tensors lie in a mapped file: clone what is kept.
         """
         ...
@@ -348,9 +355,11 @@ class Method(Generic[State]):
 
     @classmethod
     def schema_digest(cls) -> bytes:
-        """SHA-256 over the layout of every message: server and client must agree on it."""
-        ordered = [cls.phases[name][0] for name in sorted(cls.phases)]
-        return schema_digest(*(side for phase in ordered for side in (phase.down, phase.up)))
+        """SHA-256 over every phase's name and the layout of its messages: server and client must agree on it."""
+        hasher = hashlib.sha256()
+        for name, (phase, _) in sorted(cls.phases.items()):
+            hasher.update(f"{name}\n".encode() + schema_digest(phase.down, phase.up))
+        return hasher.digest()
 
 
 METHODS: Registry[type[Method[Any]]] = Registry("method", "methods")

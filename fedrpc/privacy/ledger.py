@@ -56,7 +56,7 @@ class Release:
             "parameters": dict(self.guarantee.parameters) if self.guarantee else {},
             "covers": self.guarantee.covers if self.guarantee else UNCOVERED,
         }
-        return json.dumps({"index": index, "previous": previous.hex()} | values, separators=(",", ":"))
+        return _written({"index": index, "previous": previous.hex()} | values)
 
 
 def releases(parts: Iterable[pb.Part], guarantees: Mapping[str, Guarantee], where: Mapping[str, Any]) -> list[Release]:
@@ -119,10 +119,10 @@ class PrivacyFile:
             if index < count:
                 continue
             values = _parsed(row, client)
-            if index != count or values["previous"] != digest.hex():
+            if index != count or values["index"] != count or values["previous"] != digest.hex():
                 raise WireError(f"client {client}'s privacy row {index} does not continue the chain at row {count}")
             digest = chained(digest, row)
-            lines.append(json.dumps(values | {"hash": digest.hex()}, separators=(",", ":")) + "\n")
+            lines.append(_written(values | {"hash": digest.hex()}) + "\n")
             count += 1
         # All of them or none: only now is it known that every row is right.
         self._file.write("".join(lines))
@@ -135,6 +135,11 @@ class PrivacyFile:
         self._file.close()
 
 
+def _written(row: Mapping[str, Any]) -> str:
+    """The one way to write a row, so that its hash can be computed again."""
+    return json.dumps(row, separators=(",", ":"))
+
+
 def _parsed(row: str, client: int) -> dict[str, Any]:
     try:
         values = json.loads(row)
@@ -145,6 +150,8 @@ def _parsed(row: str, client: int) -> dict[str, Any]:
                 raise ValueError(f"'{name}' is {values[name]!r:.40}")
         if values["kind"] not in _LABELS:
             raise ValueError(f"there is no kind '{values['kind']:.40}'")
+        if _written(values) != row:
+            raise ValueError("its hash could not be computed again from privacy.jsonl")
         return values
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WireError(f"client {client} sent a privacy row that can not be read: {error}") from None

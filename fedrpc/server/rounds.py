@@ -130,7 +130,12 @@ class ServerRound:
         self._desk.mailbox.withdraw(self._posted, "the round is over")
 
     async def ask(
-        self, phase: Phase[Down, Up], message: Down | Mapping[ClientId, Down], *, step: int | None = None
+        self,
+        phase: Phase[Down, Up],
+        message: Down | Mapping[ClientId, Down],
+        *,
+        step: int | None = None,
+        quorum: float | None = None,
     ) -> AsyncIterator[Reply[Up]]:
         """Asks everybody at once and yields the answers in cohort order."""
         asked = dict(message) if isinstance(message, Mapping) else dict.fromkeys(self.cohort, message)
@@ -155,7 +160,7 @@ class ServerRound:
         finally:
             self._desk.mailbox.withdraw(tasks, "nobody waits for the answer any more")
             self.missing = {client: why.reason for client, why in missing.items()}
-        self._check_quorum(phase, len(tasks), missing)
+        self._check_quorum(phase, len(tasks), missing, self._quorum if quorum is None else quorum)
 
     def _number(self, phase: Phase[Any, Any], step: int | None) -> int:
         number = self.steps.get(phase.name, 0) if step is None else step
@@ -218,10 +223,12 @@ class ServerRound:
             values = {"round": self.index, "phase": phase.name, "answered": answered, "of": len(tasks)}
             self._desk.progress("phase", values)
 
-    def _check_quorum(self, phase: Phase[Any, Any], num_asked: int, missing: Mapping[ClientId, Missing]) -> None:
+    def _check_quorum(
+        self, phase: Phase[Any, Any], num_asked: int, missing: Mapping[ClientId, Missing], quorum: float
+    ) -> None:
         # Who abstained was never going to answer, so it does not count among those who should have.
         due = num_asked - sum(why.abstained for why in missing.values())
-        needed, answered = math.ceil(self._quorum * due), num_asked - len(missing)
+        needed, answered = math.ceil(quorum * due), num_asked - len(missing)
         if answered < needed:
             why = "; ".join(f"client {client}: {what.reason}" for client, what in list(missing.items())[:3])
             raise QuorumError(

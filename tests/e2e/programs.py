@@ -132,6 +132,7 @@ class Program(ABC):
         """Waits for it and checks that it ended well."""
         code = self.wait(timeout_s)
         assert code == 0, f"{self._stem.name} ended with {code}\n{self.out}\n{self.err}"
+        assert "Traceback" not in self.err, self.err
         return self
 
     def send(self, number: int) -> None:

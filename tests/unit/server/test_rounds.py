@@ -266,6 +266,24 @@ async def test_the_quorum_is_a_share_of_those_asked(tmp_path, quorum, num_failin
 
 
 @asynchronous
+async def test_a_question_can_have_a_quorum_of_its_own(tmp_path):
+    def answer(task: Task) -> Update:
+        if task.client:
+            raise ValueError("no")
+        return update(task.client)
+
+    async with table(tmp_path, Scripted(answer)) as desk:
+        rnd = desk.round(quorum=1.0)
+        assert len(await asked(rnd, quorum=0.0)) == 1
+        assert len(await asked(rnd, quorum=0.3)) == 1
+        assert await asked(rnd, message={2: STATE}, quorum=0) == []
+        with pytest.raises(QuorumError):
+            await asked(rnd, quorum=0.5)
+        with pytest.raises(QuorumError):
+            await asked(rnd)
+
+
+@asynchronous
 async def test_who_abstains_is_missing_but_not_due(tmp_path):
     class Modest(Scripted):
         def exchange(self, task: Task, into: Path) -> Path:

@@ -1,0 +1,51 @@
+"""Generators conditioned on a label: what goes in, a loss against collapse, and training that can be checkpointed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fedrpc.methods.blocks.mixup import one_hot
+from fedrpc.models.state import load_optimizer, optimizer_tensors, tensors
+from fedrpc.wire.message import Tensors
+
+
+def conditioned(noise: Tensor, y: Tensor, num_classes: int) -> Tensor:
+    """Noise and label side by side."""
+    return torch.cat([noise, one_hot(y, num_classes).to(noise)], dim=1)
+
+
+def diversity(noise: Tensor, outputs: Tensor) -> Tensor:
+    """1 where all outputs are the same, less the farther apart the outputs of distant noise lie (Zhu et al., 2021)."""
+    outputs = outputs.flatten(1)
+    apart = torch.cdist(outputs, outputs, p=1) / outputs.shape[1]
+    distant = torch.cdist(noise, noise).square() / noise.shape[1]
+    return torch.exp(-(distant * apart).mean())
+
+
+def train_generator(
+    generator: nn.Module, moments: Tensors, loss: Callable[[], Tensor], *, lr: float, steps: int
+) -> tuple[Tensors, Tensors, float]:
+    """Trains a generator with Adam, going on from the moments of the last time.
+
+    Args:
+        moments: What this function returned last; empty at first.
+        loss: Of a batch that it draws itself.
+
+    Returns:
+        The generator's weights, Adam's moments, and the mean loss.
+    """
+    optimizer = torch.optim.Adam(generator.parameters(), lr=lr)
+    if moments:
+        load_optimizer(optimizer, moments)
+    generator.train()
+    total = 0.0
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        total += float(value.detach())
+    return tensors(generator), optimizer_tensors(optimizer), total / steps if steps else 0.0

@@ -1,0 +1,149 @@
+"""A pool of items that clients give once, before the first round, and that each of them keeps from then on.
+
+Every tensor of a pool's message has one row for each item. Who missed the hand-out trains without the pool.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrpc.data.examples import Examples
+from fedrpc.errors import ConfigError, QuorumError
+from fedrpc.methods.base import Phase, Round
+from fedrpc.methods.blocks.mixup import one_hot
+from fedrpc.wire.message import Tensors
+
+Items = TypeVar("Items")
+
+POOL = "pool"  # its key in a client's store
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A question or an answer that says no more than its phase."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What one item looks like.
+
+    Args:
+        rows: For each tensor of the message the dtype and the shape of one row; other tensors must be None.
+    """
+
+    rows: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of one item on the wire."""
+        return sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.rows.values())
+
+    def check(self, items: Any) -> None:
+        """Raises ValueError unless there are as many rows of every tensor, each as it should be."""
+        got: Mapping[str, Tensor] = {name: value for name, value in vars(items).items() if value is not None}
+        if set(got) != set(self.rows):
+            raise ValueError(f"items should have {', '.join(self.rows)}, got {', '.join(got)}")
+        for name, (dtype, shape) in self.rows.items():
+            if got[name].dtype != dtype or not got[name].dim() or got[name].shape[1:] != shape:
+                raise ValueError(f"'{name}' should be rows of {dtype} {shape}, got {got[name].dtype} {got[name].shape}")
+        counts = {name: len(value) for name, value in got.items()}
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"an item is a row of each tensor, got {counts}")
+
+
+def check_labels(y: Tensor, num_classes: int) -> None:
+    """Raises ValueError when a label is none of the run's."""
+    if bool(((y < 0) | (y >= num_classes)).any()):
+        raise ValueError(f"labels should be from 0 to {num_classes - 1}")
+
+
+def check_distributions(y: Tensor) -> None:
+    """Raises ValueError unless every row is a probability distribution."""
+    if bool((y < 0).any()) or not torch.allclose(y.sum(dim=1), torch.ones(len(y)), atol=1e-4):
+        raise ValueError("label distributions should be 0 or more and sum to 1")
+
+
+async def collect(
+    rnd: Round,
+    phase: Phase[Nothing, Items],
+    layout: Layout,
+    *,
+    max_bytes: int,
+    check: Callable[[Items], None] = lambda _: None,
+) -> Items:
+    """Asks everybody for items and lays them together, in an order that tells nobody whose they are.
+
+    Args:
+        max_bytes: A larger pool is refused before its memory is taken.
+        check: What else is wrong with a client's items; raises ValueError, and the client counts as missing.
+    """
+
+    def checked(_: Nothing, items: Items) -> None:
+        layout.check(items)
+        check(items)
+
+    gathered: dict[str, list[Tensor]] = {name: [] for name in layout.rows}
+    size_bytes = 0
+    async for reply in rnd.ask(replace(phase, check=checked), Nothing()):
+        size_bytes += sum(getattr(reply.body, name).nbytes for name in gathered)
+        if size_bytes > max_bytes:
+            raise ConfigError(
+                f"the pool takes more than {max_bytes} bytes (an item takes {layout.size_bytes}); raise "
+                "params.max_pool or have every client share less"
+            )
+        for name, rows in gathered.items():
+            rows.append(getattr(reply.body, name).clone())
+    return phase.up(**await rnd.compute(_shuffled, gathered, rnd.rng("pool")))
+
+
+def _shuffled(gathered: Mapping[str, list[Tensor]], rng: np.random.Generator) -> Tensors:
+    if not all(gathered.values()):
+        raise QuorumError("no client shared anything, so there is no pool")
+    order = torch.from_numpy(rng.permutation(sum(map(len, next(iter(gathered.values()))))))
+    return {name: torch.cat(rows)[order] for name, rows in gathered.items()}
+
+
+async def hand_out(rnd: Round, phase: Phase[Items, Nothing], pool: Items) -> None:
+    """Gives every client the pool; the record says how large it is and how many did not get it."""
+    async for _ in rnd.ask(phase, pool):
+        pass
+    tensors = [value for value in vars(pool).values() if value is not None]
+    rnd.record(
+        pool_items=len(tensors[0]), pool_bytes=sum(value.nbytes for value in tensors), without_pool=len(rnd.missing)
+    )
+
+
+def share(alpha: float, num_examples: int) -> int:
+    """How many examples a client shares: alpha as it was written (0.29 of 100 is 29), rounded down."""
+    return int(Fraction(repr(alpha)) * num_examples)
+
+
+def num_groups(num_examples: int, size: int, at_most: int | None = None) -> int:
+    """How many whole groups there are; a remainder is not shared, for it would hide fewer examples than asked for."""
+    whole = num_examples // size
+    return whole if at_most is None else min(whole, at_most)
+
+
+def grouped(data: Examples, size: int, rng: np.random.Generator, at_most: int | None = None) -> np.ndarray:
+    """Positions of disjoint random groups, a row each."""
+    count = num_groups(len(data), size, at_most)
+    return rng.permutation(len(data))[: count * size].reshape(count, size)
+
+
+def mean_inputs(data: Examples, groups: np.ndarray, shape: tuple[int, ...]) -> Tensor:
+    """The mean input of each group, a group at a time."""
+    means = [data.batch(group)[0].mean(dim=0) for group in groups]
+    return torch.stack(means) if means else torch.empty(0, *shape)
+
+
+def mean_labels(data: Examples, groups: np.ndarray, num_classes: int) -> Tensor:
+    """The label distribution of each group."""
+    return one_hot(data.y[torch.from_numpy(groups)], num_classes).mean(dim=1)

@@ -1,0 +1,230 @@
+"""FedGen-img (our reconstruction of Liu et al., PAKDD 2022): inputs made with the global model as critic join batches.
+
+Departs from the paper: FLea (Xia et al., KDD 2024) says of its FedGen that four transposed convolutions make an input
+of a label and normal noise, that 30 rounds are plain FedAvg, and that the global model is the critic from then on. It
+gives no code, and all else is our choice:
+- The generator minimises the critic's cross-entropy, the distance of BatchNorm's statistics from what the critic has
+  kept, and the diversity loss of Zhu et al. (2021). The critic is frozen, in evaluation mode.
+- It is trained at the start of a round, goes on from the last one, and travels with the model.
+- It ends in BatchNorm, for inputs are standardised; what is larger than an input is cut to its centre.
+- Clients add half as many made inputs as a batch has examples, with labels drawn evenly.
+- Signals (channels, time) are made as images that are one pixel wide.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedrpc.errors import ConfigError
+from fedrpc.methods import base, fedavg
+from fedrpc.methods.base import ClientContext, Cost, Env, Loss, Method, Phase, Round, Shapes, on, register
+from fedrpc.methods.blocks.generation import conditioned, diversity, train_generator
+from fedrpc.methods.blocks.mean import WeightedMean
+from fedrpc.methods.fedavg import FedAvg, Global, Update, cross_entropy
+from fedrpc.models.state import load, payload_bytes, tensors
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.message import Tensors, part
+
+_WIDTHS = (128, 64, 32)
+_DOUBLINGS = 3  # every transposed convolution but the first
+
+
+@dataclass(frozen=True)
+class Guide(Global):
+    """Down: the global model, and the generator once there is one."""
+
+    generator: Tensors | None = part(Kind.WEIGHTS, default=None)
+
+
+@dataclass(frozen=True)
+class State(Guide):
+    """The server's state: both networks, and Adam's moments of the generator."""
+
+    moments: Tensors | None = part(Kind.WEIGHTS, default=None)
+
+
+FIT = Phase("fit", Guide, Update, same=("weights",), check=fedavg.FIT.check)
+
+
+class Generator(nn.Module):
+    """From noise and a label to an input.
+
+    Args:
+        noise_dim: Length of the noise.
+        num_classes: Labels.
+        shape: Of an input: channels and at most two sides.
+    """
+
+    def __init__(self, noise_dim: int, num_classes: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.num_classes, self.shape = num_classes, shape
+        self.sides = (*shape[1:], 1, 1)[:2]
+        first = tuple(math.ceil(side / 2**_DOUBLINGS) for side in self.sides)
+        # A side of one pixel stays one.
+        kernel, stride, padding = zip(*((4, 2, 1) if side > 1 else (1, 1, 0) for side in self.sides), strict=True)
+        widths = (*_WIDTHS, shape[0])
+        layers: list[nn.Module] = [nn.ConvTranspose2d(noise_dim + num_classes, widths[0], first, bias=False)]
+        for wide, narrow in pairwise(widths):
+            layers += [nn.BatchNorm2d(wide), nn.ReLU()]
+            layers += [nn.ConvTranspose2d(wide, narrow, kernel, stride, padding, bias=False)]
+        self.layers = nn.Sequential(*layers, nn.BatchNorm2d(widths[-1]))
+
+    def forward(self, noise: Tensor, y: Tensor) -> Tensor:
+        """Inputs for labels."""
+        made: Tensor = self.layers(conditioned(noise, y, self.num_classes)[:, :, None, None])
+        top, left = ((have - want) // 2 for have, want in zip(made.shape[2:], self.sides, strict=True))
+        height, width = self.sides
+        return made[:, :, top : top + height, left : left + width].reshape(-1, *self.shape)
+
+
+class Critic:
+    """A frozen network that says of inputs what they show and how far they are from what it was trained on."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model.eval().requires_grad_(False)
+        self._apart: list[Tensor] = []
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and module.track_running_stats:
+                module.register_forward_pre_hook(self._measure)
+
+    def _measure(self, module: nn.Module, args: tuple[Tensor]) -> None:
+        (x,) = args
+        others = [axis for axis in range(x.dim()) if axis != 1]
+        mean, var = x.mean(dim=others), x.var(dim=others, unbiased=False)
+        self._apart.append((mean - module.running_mean).norm() + (var - module.running_var).norm())  # type: ignore[operator]
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and the distance of BatchNorm's statistics; 0 without BatchNorm."""
+        self._apart.clear()
+        logits: Tensor = self._model(x)
+        return logits, torch.stack(self._apart).sum() if self._apart else logits.new_zeros(())
+
+
+@dataclass(frozen=True)
+class Source:
+    """Draws noise and labels, and has the generator make inputs of them."""
+
+    generator: nn.Module
+    noise_dim: int
+    num_classes: int
+    rng: np.random.Generator
+
+    def draw(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Noise and labels."""
+        noise = self.rng.standard_normal((count, self.noise_dim), np.float32)
+        y = self.rng.integers(self.num_classes, size=count)
+        return torch.from_numpy(noise).to(device), torch.from_numpy(y).to(device)
+
+    def inputs(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Made inputs and their labels, as they are."""
+        noise, y = self.draw(count, device)
+        with torch.no_grad():
+            made: Tensor = self.generator(noise, y)
+        return made, y
+
+
+@register
+class FedGenImg(Method[State]):
+    """FedAvg, and later a generator of inputs that travels with the model."""
+
+    name = "fedgen-img"
+    dp_sgd = "refused: made inputs join a batch by its size, so one record moves more than its own gradient"
+
+    class Params(base.Params):
+        """FLea's start; the rest is ours."""
+
+        start: int = Field(30, ge=0, description="rounds of plain FedAvg")
+        fakes: float = Field(0.5, ge=0, le=1, description="made inputs for each example of a batch")
+        bn: float = Field(1.0, ge=0, description="weight of BatchNorm's statistics in the generator's loss")
+        eta: float = Field(1.0, ge=0, description="weight of diversity in the generator's loss")
+        lr: float = Field(1e-3, gt=0, description="of the generator's Adam")
+        steps: int = Field(50, ge=1, description="of the generator in each round")
+        batch_size: int = Field(32, ge=2, description="of the generator's training")
+        noise_dim: int = Field(64, ge=1)
+
+    def check(self, env: Env) -> None:
+        """Refuses inputs that are neither images nor signals."""
+        if len(env.shape) > 3:
+            raise ConfigError(f"fedgen-img makes images and signals, but the data has samples of shape {env.shape}")
+
+    def init(self, env: Env) -> State:
+        """The configured network's initial weights and no generator."""
+        return State(tensors(env.model()))
+
+    async def round(self, state: State, rnd: Round) -> State:
+        """Trains the generator once its time has come, then plays FedAvg."""
+        generator, moments, record = None, None, {}
+        if _generates(rnd.params, rnd.index):
+            generator, moments, record["generator_loss"] = await rnd.compute(self._teach, state, rnd)
+        mean, losses = WeightedMean(), {}
+        async for reply in rnd.ask(FIT, Guide(state.weights, generator)):
+            await rnd.compute(mean.add, reply.body.weights, reply.body.num_examples)
+            losses[reply.client] = reply.body.losses.tolist()
+        rnd.record(local_losses=losses, **record)
+        return State(mean.value, generator, moments)
+
+    def _teach(self, state: State, rnd: Round) -> tuple[Tensors, Tensors, float]:
+        params, generator, model = rnd.params, _generator(rnd.env).to(rnd.device), rnd.model()
+        load(model, state.weights)
+        if state.generator is not None:
+            load(generator, state.generator)
+        critic, source = Critic(model), Source(generator, params.noise_dim, rnd.env.num_classes, rnd.rng("synthesis"))
+
+        def loss() -> Tensor:
+            noise, y = source.draw(params.batch_size, rnd.device)
+            made = generator(noise, y)
+            logits, apart = critic(made)
+            total: Tensor = F.cross_entropy(logits, y) + params.bn * apart + params.eta * diversity(noise, made)
+            return total
+
+        return train_generator(generator, state.moments or {}, loss, lr=params.lr, steps=params.steps)
+
+    @on(FIT)
+    def fit(self, ctx: ClientContext, msg: Guide) -> Update:
+        """Trains the received model on own data and on what the received generator makes."""
+        model = ctx.model()
+        load(model, msg.weights)
+        report = ctx.train(model, self.objective(ctx, msg))
+        return Update(tensors(model), report.num_examples, torch.tensor(report.epoch_losses, dtype=torch.float64))
+
+    def objective(self, ctx: ClientContext, msg: Guide) -> Loss:
+        """Cross-entropy on the batch with made inputs in it."""
+        if msg.generator is None:
+            return cross_entropy
+        generator = _generator(ctx.env).to(ctx.device).eval()
+        load(generator, msg.generator)
+        source = Source(generator, ctx.params.noise_dim, ctx.env.num_classes, ctx.rng("synthesis"))
+        ratio: float = ctx.params.fakes
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            made, y_made = source.inputs(int(ratio * len(x)), x.device)
+            return cross_entropy(model, torch.cat([x, made]), torch.cat([y, y_made]))
+
+        return loss
+
+    def model(self, state: State) -> Tensors:
+        """The global model."""
+        return state.weights
+
+    def cost(self, shapes: Shapes) -> Cost:
+        """FedAvg's, with the generator down for each participation from the start on."""
+        env = shapes.env
+        asked = sum(len(cohort) for t, cohort in enumerate(shapes.cohorts) if _generates(env.params, t))
+        return FedAvg().cost(shapes).add("down", Kind.WEIGHTS, asked * payload_bytes(tensors(_generator(env))))
+
+
+def _generates(params: Any, round_index: int) -> bool:
+    return bool(params.fakes) and round_index >= params.start
+
+
+def _generator(env: Env) -> nn.Module:
+    return env.build("fedgen-img-generator", lambda: Generator(env.params.noise_dim, env.num_classes, env.shape))

@@ -1,0 +1,154 @@
+"""FedMix (Yoon et al., ICLR 2021): mix-up with other clients' averaged data, to first order around the client's own.
+
+Departs from the paper:
+- The gradient term has the coefficient lambda (1 - lambda), the exact one of the Taylor expansion, as in public code.
+- Every example of a batch meets a mean of its own, drawn anew; one mean for a whole batch has the same expectation and
+  more variance.
+- A client's own means stay in the pool. Examples that do not fill a group of `mean_size` are not shared.
+- `mean_size` is FLea's 10 and `lam` FedDPMS's 0.05; the paper tunes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import ByteSize, Field
+from torch import Tensor, nn
+
+from fedrpc.methods import base
+from fedrpc.methods.base import ClientContext, Cost, Env, Loss, Phase, Round, Shapes, on, register
+from fedrpc.methods.blocks.pool import (
+    POOL,
+    Layout,
+    Nothing,
+    check_distributions,
+    collect,
+    grouped,
+    hand_out,
+    mean_inputs,
+    mean_labels,
+    num_groups,
+)
+from fedrpc.methods.fedavg import FedAvg, Global, cross_entropy
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.message import part
+
+
+@dataclass(frozen=True)
+class Means:
+    """Mean inputs and label distributions of groups of examples."""
+
+    x: Tensor = part(Kind.MEAN_SAMPLES)
+    y: Tensor = part(Kind.MEAN_SAMPLES)
+
+    def draw(self, rng: np.random.Generator, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Means at random, which may repeat."""
+        index = torch.from_numpy(rng.integers(len(self.x), size=count))
+        return self.x[index].to(device), self.y[index].to(device)
+
+
+COLLECT = Phase("collect", Nothing, Means)
+DISTRIBUTE = Phase("distribute", Means, Nothing)
+
+
+def layout_of(env: Env) -> Layout:
+    """A mean input and a label distribution."""
+    return Layout({"x": (torch.float32, env.shape), "y": (torch.float32, (env.num_classes,))})
+
+
+def taylor_mixup(
+    model: nn.Module,
+    own: tuple[Tensor, Tensor],
+    mean: tuple[Tensor, Tensor],
+    lam: float,
+    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+) -> Tensor:
+    """Mix-up of (1 - lam) own + lam mean, without ever showing the model the mean: its gradient stands in for it.
+
+    Args:
+        own: Inputs and labels.
+        mean: As many mean inputs and label distributions.
+        criterion: Of outputs and labels or label distributions, mean over the batch.
+    """
+    u = ((1 - lam) * own[0]).requires_grad_()
+    outputs = model(u)
+    loss = criterion(outputs, own[1])
+    # The mean's gradient has each example's own, divided by their number, in its rows.
+    (slope,) = torch.autograd.grad(loss, u, create_graph=True)
+    return (1 - lam) * loss + lam * criterion(outputs, mean[1]) + lam * (1 - lam) * (slope * mean[0]).sum()
+
+
+@register
+class FedMix(FedAvg):
+    """FedAvg with a pool of means, which the local objective mixes in."""
+
+    name = "fedmix"
+    shares = "averaged data with label distributions"
+    dp_sgd = "refused: the loss has a gradient in it, and a second backward pass has no gradient of one example"
+
+    class Params(base.Params):
+        """Values of FedDPMS and FLea."""
+
+        lam: float = Field(0.05, ge=0, lt=1, description="weight of the averaged data")
+        mean_size: int = Field(10, ge=2, description="examples behind a mean")
+        max_pool: ByteSize = Field(ByteSize(512 << 20), gt=0, description="bytes of the largest pool, or '256MiB'")
+
+    def mixes(self, params: Any) -> bool:
+        """Whether the pool is of any use; nothing is exchanged that is not."""
+        return bool(params.lam)
+
+    async def setup(self, state: Global, rnd: Round) -> Global:
+        """Collects everybody's means and gives all of them to everybody."""
+        if self.mixes(rnd.params):
+            pool = await collect(
+                rnd,
+                COLLECT,
+                layout_of(rnd.env),
+                max_bytes=rnd.params.max_pool,
+                check=lambda items: check_distributions(items.y),
+            )
+            await hand_out(rnd, DISTRIBUTE, pool)
+        return state
+
+    @on(COLLECT)
+    def give(self, ctx: ClientContext, msg: Nothing) -> Means:
+        """Means of random groups."""
+        data = ctx.data.train
+        groups = grouped(data, ctx.params.mean_size, ctx.rng("share"))
+        return Means(mean_inputs(data, groups, ctx.env.shape), mean_labels(data, groups, ctx.env.num_classes))
+
+    @on(DISTRIBUTE)
+    def keep(self, ctx: ClientContext, msg: Means) -> Nothing:
+        """Keeps the pool."""
+        ctx.store.put(POOL, msg)
+        return Nothing()
+
+    def objective(self, ctx: ClientContext, msg: Global) -> Loss:
+        """The method's loss, or plain cross-entropy where there is nothing to mix with."""
+        pool = ctx.store.get(POOL, Means)
+        return cross_entropy if pool is None or not len(pool.x) else self.mixed(ctx, pool)
+
+    def mixed(self, ctx: ClientContext, pool: Means) -> Loss:
+        """The loss of a batch."""
+        lam, rng = ctx.params.lam, ctx.rng("mixup")
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            return taylor_mixup(model, (x, y), pool.draw(rng, len(x), x.device), lam)
+
+        return loss
+
+    def cost(self, shapes: Shapes) -> Cost:
+        """FedAvg's, and once every client's means up and all means down to every client."""
+        params, cost = shapes.env.params, super().cost(shapes)
+        if not self.mixes(params):
+            return cost
+        count = sum(num_groups(n, params.mean_size) for n in shapes.num_examples)
+        pool_bytes = layout_of(shapes.env).size_bytes * count
+        return cost.add("up", Kind.MEAN_SAMPLES, pool_bytes).add(
+            "down", Kind.MEAN_SAMPLES, pool_bytes * shapes.env.num_clients
+        )

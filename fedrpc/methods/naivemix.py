@@ -1,0 +1,53 @@
+"""NaiveMix (Yoon et al., ICLR 2021; what FLea calls FedMix): plain mix-up with other clients' averaged data.
+
+Departs from the paper:
+- As in FLea (Xia et al., KDD 2024), one weight for a whole batch is drawn from Beta(2, 2); the original has a
+  fixed weight. The loss is cross-entropy with the mixed labels alone.
+- Every example of a batch meets a mean of its own, drawn anew.
+- A client's own means stay in the pool. Examples that do not fill a group of `mean_size` are not shared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import ByteSize, Field
+from torch import Tensor, nn
+
+from fedrpc.methods import base
+from fedrpc.methods.base import ClientContext, Loss, register
+from fedrpc.methods.blocks.mixup import mix, one_hot, soft_cross_entropy
+from fedrpc.methods.fedmix import FedMix, Means
+
+
+@register
+class NaiveMix(FedMix):
+    """FedMix's exchange of means, and mix-up without an approximation."""
+
+    name = "naivemix"
+    dp_sgd = "allowed"
+
+    class Params(base.Params):
+        """FLea's values."""
+
+        a: float = Field(2.0, gt=0, description="the weight of a batch is drawn from Beta(a, a)")
+        mean_size: int = Field(10, ge=2, description="examples behind a mean")
+        max_pool: ByteSize = Field(ByteSize(512 << 20), gt=0, description="bytes of the largest pool, or '256MiB'")
+
+    def mixes(self, params: Any) -> bool:
+        """Always: no weight drawn from a Beta distribution leaves the pool out."""
+        return True
+
+    def mixed(self, ctx: ClientContext, pool: Means) -> Loss:
+        """Soft-label cross-entropy of the mixed batch."""
+        a, rng, num_classes = ctx.params.a, ctx.rng("mixup"), ctx.env.num_classes
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            weight = torch.tensor([rng.beta(a, a)])
+            x_mean, y_mean = pool.draw(rng, len(x), x.device)
+            log_p = F.log_softmax(model(mix(x, x_mean, weight)), dim=1)
+            return soft_cross_entropy(log_p, mix(one_hot(y, num_classes), y_mean, weight))
+
+        return loss

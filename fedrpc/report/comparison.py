@@ -1,0 +1,345 @@
+"""Holds finished runs of several methods side by side: one table, compare.json and compare.html.
+
+compare.json (sizes in bytes, accuracies in percent; `null` where a figure does not exist):
+
+    schema        1
+    version       of fedrpc
+    setting       {dataset, partition, model, num_clients, clients_a_round, num_rounds, seed}: the same for all
+    same          {partition_sha256, initial_model, cohorts}: why the runs compare like with like. `initial_model` says
+                  what it follows from; `cohorts` is {agree, rounds_apart: {method: [round, ...]}}, read off the ledgers
+    baseline      {method, by}: what overheads are measured against; `by` is "run" or "formula"
+    methods       a list in the order in which they were named, of
+      method, run             its name, and its run directory beside this file
+      params                  its own parameters
+      shares, raw_data        what leaves a client beside weights and scalars; whether that is raw data
+      accuracy                {last, last10, best, best_round, best_is} or null; last10 is the mean of the last ten
+      bytes.by_kind.<kind>    {down, up}.{measured, predicted}: tensor bytes of the method's own phases
+      bytes.tensor            {measured, predicted}: their sums
+      bytes.message           the method's own messages, both ways
+      bytes.kernel            everything that TCP carried, both ways
+      bytes.kernel_note       why that is not exact (a run that was resumed: it is at least so much), or ""
+      overhead                tensor bytes over those of FedAvg
+      seconds
+      privacy                 {epsilon, delta, reason, text}; `text` is "no guarantee: ..." or the epsilon
+      model_sha256
+      curve                   [[round, message bytes up to its end, accuracy], ...] of the evaluated rounds
+    failed        a list of {method, reason, exit_code}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+import fedrpc
+from fedrpc.errors import ConfigError
+from fedrpc.methods import METHODS
+from fedrpc.report.comparison_page import (
+    BASELINE,
+    RAW,
+    accuracy_of,
+    alike,
+    both_ways,
+    kernel_of,
+    leaves_of,
+    off_by,
+    overhead_is,
+    overhead_of,
+    page,
+    title_of,
+)
+from fedrpc.report.plots_bytes import FILLS, spent_at
+from fedrpc.report.reading import Run, read_run
+from fedrpc.report.table import size
+from fedrpc.report.words import counted
+from fedrpc.wire.kinds import DIRECTIONS, Kind
+from fedrpc.wire.ledger import EVALUATE, SESSION
+
+# What may differ between runs that are compared: the method, and what changes nothing that is computed.
+APART = frozenset({"method", "params", "parallel", "device", "limits"})
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A method that has no finished run, and why, in one line."""
+
+    method: str
+    reason: str
+    exit_code: int = 1
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Finished runs of several methods in one setting.
+
+    Attributes:
+        folder: Where compare.json and compare.html go.
+        runs: By method, in the order in which they are shown.
+    """
+
+    folder: Path
+    runs: Mapping[str, Run]
+    failures: Sequence[Failure]
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """What compare.json holds, and all that table and page show."""
+        first = next(iter(self.runs.values()))
+        baseline = self.runs.get(BASELINE)
+        measured = _measured(baseline) if baseline else None
+        heading = {name: first.summary[name] for name in ("dataset", "partition", "model", "num_clients")}
+        return {
+            "schema": 1,
+            "version": fedrpc.__version__,
+            "setting": heading
+            | {"clients_a_round": _cohort_size(first), "num_rounds": first.summary["num_rounds"]}
+            | {"seed": first.summary["seed"]},
+            "same": {
+                "partition_sha256": first.card["sha256"],
+                "initial_model": f"follows from seed {first.summary['seed']} and model {first.summary['model']}",
+                "cohorts": _cohorts(self.runs),
+            },
+            "baseline": {"method": BASELINE, "by": "run" if baseline else "formula"},
+            "methods": [_entry(method, run, self.folder, measured) for method, run in self.runs.items()],
+            "failed": [vars(failure) for failure in self.failures],
+        }
+
+
+def show_comparison(folder: Path, methods: Sequence[str], failures: Sequence[Failure], console: Console) -> None:
+    """Prints the table of the runs in `folder`/<method>, writes compare.json and compare.html, says where they are."""
+    found = read_comparison(folder, methods, failures)
+    if not found.runs:
+        console.print(_failed([vars(failure) for failure in found.failures]))
+        return
+    _write(folder / "compare.json", json.dumps(found.figures, indent=1) + "\n")
+    _write(folder / "compare.html", page(found.figures))
+    console.print(rendered(found.figures))
+    where = f"run directories: {folder}/<method>\nfigures: {folder}/compare.json\npage: {folder}/compare.html"
+    console.print(Text(where), soft_wrap=True)
+
+
+def read_comparison(folder: Path, methods: Iterable[str], failures: Sequence[Failure] = ()) -> Comparison:
+    """The runs of these methods, without those that failed, can not be read, or were run in another setting."""
+    runs: dict[str, Run] = {}
+    failed = {failure.method: failure for failure in failures}
+    for method in methods:
+        if method in failed:
+            continue
+        try:
+            run = read_run(folder / method)
+            if runs:
+                _check_alike(next(iter(runs.values())), run)
+            runs[method] = run
+        except ConfigError as error:
+            failed[method] = Failure(method, str(error), error.exit_code)
+    return Comparison(folder, runs, list(failed.values()))
+
+
+def _check_alike(first: Run, other: Run) -> None:
+    """Raises ConfigError unless split, network and schedule of two runs are the same."""
+    one, two = ({k: v for k, v in run.config.items() if k not in APART} for run in (first, other))
+    for name in sorted(one.keys() | two.keys()):
+        if one.get(name) != two.get(name):
+            raise ConfigError(
+                f"its {name} is {two.get(name)!r}, that of {first.summary['method']} {one.get(name)!r}: not the same "
+                f"setting; remove {other.folder} and run the comparison again"
+            )
+    if first.card["sha256"] != other.card["sha256"]:
+        raise ConfigError(
+            f"its split {other.card['sha256'][:16]} is not {first.summary['method']}'s {first.card['sha256'][:16]}: "
+            f"was it run on other data? Remove {other.folder} and run the comparison again"
+        )
+
+
+def _write(path: Path, text: str) -> None:
+    fresh = path.with_name(path.name + ".tmp")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error}; is there room, and may you write there?") from error
+
+
+# The figures
+
+
+def _measured(run: Run) -> int:
+    return sum(int(run.summary["bytes"]["method"][direction]["tensor"]) for direction in DIRECTIONS)
+
+
+def _cohort_size(run: Run) -> int:
+    return max(1, round(float(run.config.get("fraction", 1.0)) * int(run.summary["num_clients"])))
+
+
+def asked(run: Run) -> dict[int, set[int]]:
+    """Who was asked in each round, as the ledger has it; set-up and the end, which ask all, are out."""
+    found: dict[int, set[int]] = {index: set() for index in range(run.summary["num_rounds"])}
+    for key, _ in run.ledger():
+        if key.direction == "down" and key.phase not in (SESSION, EVALUATE) and key.round in found:
+            found[key.round].add(key.client)
+    return found
+
+
+def _cohorts(runs: Mapping[str, Run]) -> dict[str, Any]:
+    """Whether every round asked the same clients; a client that was away in one run makes a difference."""
+    cohorts = {method: asked(run) for method, run in runs.items()}
+    first = next(iter(cohorts.values()))
+    apart = {
+        method: [index for index, clients in rounds.items() if clients != first[index]]
+        for method, rounds in cohorts.items()
+    }
+    apart = {method: rounds for method, rounds in apart.items() if rounds}
+    return {"agree": not apart, "rounds_apart": apart}
+
+
+def _entry(method: str, run: Run, folder: Path, baseline: int | None) -> dict[str, Any]:
+    part, accuracy = run.summary["bytes"], run.summary["accuracy"]
+    by_kind = _by_kind(part)
+    measured = _measured(run)
+    shares = METHODS[method].shares if method in METHODS else "not known: the method is not installed here"
+    overhead = part["overhead_vs_fedavg"] if baseline is None else measured / baseline if baseline else None
+    return {
+        "method": method,
+        "run": run.folder.relative_to(folder).as_posix(),
+        "params": dict(run.config.get("params", {})),
+        "shares": shares,
+        "raw_data": "raw data" in shares or Kind.SAMPLES.label in by_kind,
+        "accuracy": {"last": accuracy["global"]}
+        | {name: accuracy[name] for name in ("last10", "best", "best_round", "best_is")}
+        if accuracy
+        else None,
+        "bytes": {
+            "by_kind": by_kind,
+            "tensor": {"measured": measured, "predicted": part["predicted"]["total"]},
+            "message": sum(part["method"][direction]["message"] for direction in DIRECTIONS),
+            "kernel": sum(part["total"][direction]["kernel"] for direction in DIRECTIONS),
+            "kernel_note": part["kernel_note"],
+        },
+        "overhead": overhead,
+        "seconds": run.summary["seconds"],
+        "privacy": _privacy(run.summary["privacy"]),
+        "model_sha256": run.summary["model_sha256"],
+        "curve": [list(point) for point in spent_at(run)],
+    }
+
+
+def _by_kind(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensor bytes by kind, direction and source, of the kinds that have any."""
+    found = {}
+    for kind in FILLS:
+        sides = {
+            direction: {
+                "measured": part["method"][direction]["by_kind"].get(kind, {"tensor": 0})["tensor"],
+                "predicted": part["predicted"]["by_kind"][direction].get(kind, 0),
+            }
+            for direction in DIRECTIONS
+        }
+        if any(value for side in sides.values() for value in side.values()):
+            found[kind] = sides
+    return found
+
+
+def _privacy(privacy: Mapping[str, Any]) -> dict[str, Any]:
+    text = str(privacy["reason"])
+    if privacy["epsilon"] is not None:
+        text = f"ε = {privacy['epsilon']:.4g} at δ = {privacy['delta']:g}" + (f" ({text})" if privacy["reason"] else "")
+    return {name: privacy[name] for name in ("epsilon", "delta", "reason")} | {"text": text}
+
+
+# The table
+
+
+def rendered(figures: Mapping[str, Any]) -> RenderableType:
+    """The comparison for a terminal."""
+    setting = figures["setting"]
+    played = (
+        f"{setting['clients_a_round']:,} of {counted(setting['num_clients'], 'client')} a round, "
+        f"{counted(setting['num_rounds'], 'round')}, seed {setting['seed']}"
+    )
+    agree = figures["same"]["cohorts"]["agree"]
+    pieces: list[RenderableType] = [
+        Text(f"\n{title_of(figures)}, {setting['partition']}", style="bold"),
+        Text(played, style="bold"),
+        Text(alike(figures), style="dim" if agree else "bold yellow"),
+        Text(f"{overhead_is(figures)}; best: picked on the test set\n", style="dim"),
+    ]
+    for made in (_outcome(figures), _kinds(figures), _sharing(figures)):
+        pieces += [made, Text()]
+    if figures["failed"]:
+        pieces += [_failed(figures["failed"]), Text()]
+    return Group(*pieces)
+
+
+def _plain_table(*columns: str, words: int = 1) -> Table:
+    made = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for place, name in enumerate(columns):
+        number = place >= words
+        made.add_column(name, justify="right" if number else "left", no_wrap=number or place == 0, vertical="top")
+    return made
+
+
+def _outcome(figures: Mapping[str, Any]) -> Table:
+    accuracies = ("\naccuracy\n%, last", "\nmean of\nlast ten", "best,\ntest-\nselected")
+    made = _plain_table("\n\nmethod", *accuracies, "\n\nmessages", "\n\nkernel", "\nover-\nhead", "\n\nseconds")
+    means = [entry["accuracy"]["last10"] for entry in figures["methods"] if entry["accuracy"]]
+    for entry in figures["methods"]:
+        top = len(means) > 1 and entry["accuracy"] and entry["accuracy"]["last10"] == max(means)
+        made.add_row(
+            _name(entry),
+            accuracy_of(entry, "last"),
+            Text(accuracy_of(entry, "last10"), style="bold green" if top else ""),
+            accuracy_of(entry, "best"),
+            size(entry["bytes"]["message"]),
+            kernel_of(entry),
+            overhead_of(entry),
+            f"{entry['seconds']:,.1f}" if entry["seconds"] < 1000 else f"{entry['seconds']:,.0f}",
+        )
+    return made
+
+
+def _name(entry: Mapping[str, Any]) -> Text:
+    if not entry["raw_data"]:
+        return Text(entry["method"], style="bold cyan")
+    return Text.assemble((entry["method"], "bold red"), "\n", (RAW, "bold white on red"))
+
+
+def _kinds(figures: Mapping[str, Any]) -> Table:
+    made = _plain_table("method", "kind", "tensor bytes", "predicted", "formula", words=2)
+    for entry in figures["methods"]:
+        names = _name(entry).split()
+        for place, (kind, sides) in enumerate(entry["bytes"]["by_kind"].items()):
+            measured, predicted = (both_ways(sides, source) for source in ("measured", "predicted"))
+            off = off_by(measured, predicted)
+            style = "green" if off == "exact" else "yellow"
+            made.add_row(
+                names[place] if place < len(names) else "",
+                kind,
+                f"{measured:,}",
+                f"{predicted:,}",
+                Text(off, style=style),
+            )
+    return made
+
+
+def _sharing(figures: Mapping[str, Any]) -> Table:
+    made = _plain_table("\nmethod", "leaves a client beside\nweights and scalars", "\nprivacy", words=3)
+    for entry in figures["methods"]:
+        leaves = Text(leaves_of(entry))
+        leaves.highlight_words([RAW], "bold white on red")
+        made.add_row(_name(entry), leaves, Text(entry["privacy"]["text"]))
+    return made
+
+
+def _failed(failed: Iterable[Mapping[str, Any]]) -> Table:
+    made = _plain_table("failed", "why", words=2)
+    for failure in failed:
+        made.add_row(Text(failure["method"], style="bold red"), Text(failure["reason"]))
+    return made

@@ -1,0 +1,139 @@
+"""A method in a package of somebody else's is found by its entry point, without a fork and without a registration."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fedrpc.config import build
+from fedrpc.errors import ConfigError, FedrpcError, UnknownName
+from fedrpc.methods import METHODS
+from fedrpc.registry import Registry
+from tests.fakes import problem_of, run_in_memory
+
+SOURCE = """
+from fedrpc.methods import base
+from fedrpc.methods.fedavg import FedAvg
+
+class Toy(FedAvg):
+    "FedAvg under another name."
+    name = "toy"
+
+    class Params(base.Params):
+        strength: float = 0.5
+"""
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Puts a package with entry points where Python finds it, and forgets it afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(METHODS, "_items", dict(METHODS._items))
+    monkeypatch.setattr(METHODS, "_searched", False)
+
+    def put(points: str = "toy = toy_plugin:Toy", source: str = SOURCE, group: str = "fedrpc.methods") -> None:
+        (tmp_path / "toy_plugin.py").write_text(source)
+        meta = tmp_path / "toy_plugin-0.1.dist-info"
+        meta.mkdir()
+        (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-plugin\nVersion: 0.1\n")
+        (meta / "entry_points.txt").write_text(f"[{group}]\n{points}\n")
+        importlib.invalidate_caches()
+
+    yield put
+    sys.modules.pop("toy_plugin", None)
+
+
+def test_a_method_of_somebody_elses_is_found_by_name(install):
+    install()
+    config = build({"method": "toy"})
+    assert config.method == "toy"
+    assert config.params == {"strength": 0.5}
+    assert METHODS["toy"].__module__ == "toy_plugin"
+    assert "toy" in list(METHODS)
+
+
+def test_its_parameters_are_checked_like_our_own(install):
+    install()
+    assert build({"method": "toy", "params": {"strength": 2}}).params == {"strength": 2.0}
+    with pytest.raises(
+        UnknownName, match=r"unknown parameter of toy 'params\.strenght'.*Did you mean 'params\.strength'"
+    ):
+        build({"method": "toy", "params": {"strenght": 2}})
+
+
+def test_it_runs_like_our_own(install):
+    install()
+    assert run_in_memory(problem_of("toy"), 1).sha256 == run_in_memory(problem_of("fedavg"), 1).sha256
+
+
+def test_it_may_register_itself_too(install):
+    install(source=SOURCE.replace("class Toy", "@base.register\nclass Toy"))
+    assert build({"method": "toy"}).method == "toy"
+
+
+def test_a_package_that_is_not_asked_for_is_not_imported(install):
+    install(source="raise RuntimeError('imported')")
+    assert build({"method": "fedavg"}).method == "fedavg"
+    assert "toy_plugin" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("points", "source"),
+    [
+        ("toy = toy_plugin:Nobody", SOURCE),
+        ("toy = no_such_module:Toy", SOURCE),
+        ("toy = toy_plugin:Toy", "import no_such_dependency"),
+        ("toy = toy_plugin:Toy", "1 / 0"),
+    ],
+    ids=["attribute", "module", "dependency", "bug"],
+)
+def test_a_broken_package_is_named_in_one_line(install, points, source):
+    install(points, source)
+    with pytest.raises(ConfigError, match="toy"):
+        build({"method": "toy"})
+
+
+def test_a_broken_package_does_not_take_the_others_with_it(install):
+    install("toy = toy_plugin:Toy\nbroken = toy_plugin:Nobody")
+    assert build({"method": "toy"}).method == "toy"
+    assert "fedavg" in list(METHODS)
+
+
+def test_another_group_holds_no_methods(install):
+    install(group="fedrpc.models")
+    with pytest.raises(UnknownName):
+        build({"method": "toy"})
+
+
+def test_an_unknown_method_names_the_nearest(install):
+    install()
+    with pytest.raises(UnknownName) as caught:
+        build({"method": "fedavgg"})
+    assert "unknown method 'fedavgg'; registered: " in str(caught.value)
+    assert "Did you mean 'fedavg'?" in str(caught.value)
+    assert caught.value.exit_code == 78
+    with pytest.raises(UnknownName, match="Did you mean 'toy'"):
+        build({"method": "toyy"})
+
+
+def test_a_name_like_nothing_else_has_no_nearest():
+    with pytest.raises(UnknownName) as caught:
+        build({"method": "zzzzzz"})
+    assert "Did you mean" not in str(caught.value)
+    assert "fedavg" in str(caught.value)
+
+
+def test_two_things_can_not_have_one_name():
+    registry: Registry[object] = Registry("thing", "things")
+    one = registry.register("a")(object())
+    assert registry.register("a")(one) is one
+    with pytest.raises(FedrpcError, match="two things are called 'a'"):
+        registry.register("a")(object())
+    assert registry["a"] is one
+    assert "b" not in registry

@@ -1,0 +1,157 @@
+"""TLS and mutual TLS between real processes, the health service and reflection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from tests.e2e.programs import NUM_CLIENTS, Program, Programs, settings
+from tests.e2e.rawclient import SERVICE, TIMEOUT_S, RawClient
+from tests.e2e.rundir import RunDir
+from tests.e2e.test_bad_input import CONFIG, UNAVAILABLE, assert_one_line
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """What a careful administrator would hand out, and what a stranger has."""
+
+    folder: Path
+    ca: trustme.CA
+
+    def words(self, name: str) -> list[str]:
+        """The options of a client that shows a certificate in somebody's name."""
+        return [*self.trusting(), *self.named(name)]
+
+    def trusting(self, ca: str = "ca") -> list[str]:
+        """The options of a client that shows no certificate."""
+        return ["--tls-ca", str(self.folder / f"{ca}.pem")]
+
+    def named(self, name: str) -> list[str]:
+        """The options that show a certificate."""
+        return ["--tls-cert", str(self.folder / f"{name}.pem"), "--tls-key", str(self.folder / f"{name}.key")]
+
+    def credentials(self, name: str) -> grpc.ChannelCredentials:
+        """The same for a client in this process."""
+        files = [self.folder / "ca.pem", self.folder / f"{name}.key", self.folder / f"{name}.pem"]
+        return grpc.ssl_channel_credentials(*(path.read_bytes() for path in files))
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    folder = tmp_path_factory.mktemp("certificates")
+    ours, theirs = trustme.CA(), trustme.CA()
+    for name, ca in (("ca", ours), ("stranger-ca", theirs)):
+        ca.cert_pem.write_to_path(folder / f"{name}.pem")
+    issued = [("server", ours, "localhost"), ("stranger", theirs, "client-0")]
+    issued += [(f"client-{client}", ours, f"client-{client}") for client in range(NUM_CLIENTS)]
+    for name, ca, subject in issued:
+        names = ("localhost", "127.0.0.1") if name == "server" else (f"{subject}.example.org",)
+        cert = ca.issue_cert(*names, common_name=subject)
+        cert.private_key_pem.write_to_path(folder / f"{name}.key")
+        for number, blob in enumerate(cert.cert_chain_pems):
+            blob.write_to_path(folder / f"{name}.pem", append=number > 0)
+    return Certificates(folder, ours)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server with TLS that waits for its clients."""
+
+    program: Program
+    out: RunDir
+
+
+@pytest.fixture(scope="module")
+def mutual(
+    tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs, certificates: Certificates
+) -> Iterator[Served]:
+    out = tmp_path_factory.mktemp("mutual") / "run"
+    asked = ["--tls-client-ca", str(certificates.folder / "ca.pem"), *certificates.named("server")]
+    program = shared_programs.server(out, *asked, *settings())
+    program.address()
+    yield Served(program, RunDir(out))
+    program.end()
+
+
+def test_health_and_reflection_are_served(mutual: Served, certificates: Certificates) -> None:
+    with RawClient(mutual.program.address(), certificates.credentials("client-0")) as raw:
+        health = health_pb2_grpc.HealthStub(raw.channel)
+        for name in ("", SERVICE):
+            answer = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=TIMEOUT_S)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        ask = reflection_pb2.ServerReflectionRequest
+        stub = reflection_pb2_grpc.ServerReflectionStub(raw.channel)
+        questions = [ask(list_services=""), ask(file_containing_symbol=SERVICE)]
+        listed, described = stub.ServerReflectionInfo(iter(questions), timeout=TIMEOUT_S)
+        names = {service.name for service in listed.list_services_response.service}
+        assert names >= {SERVICE, "grpc.health.v1.Health"}
+        assert b"JoinRequest" in described.file_descriptor_response.file_descriptor_proto[0]
+
+
+def _client(programs: Programs, mutual: Served, tmp_path: Path, *words: str) -> Program:
+    return programs.client(mutual.program.address(), 0, tmp_path / "state", "--wait-s", "1", *words)
+
+
+def test_a_stranger_ca_is_not_trusted(
+    mutual: Served, certificates: Certificates, tmp_path: Path, programs: Programs
+) -> None:
+    words = [*certificates.trusting("stranger-ca"), *certificates.named("client-0")]
+    ended = _client(programs, mutual, tmp_path, *words)
+    assert_one_line(ended, UNAVAILABLE, "no fedrpc server answers", "CERTIFICATE_VERIFY_FAILED", "gave up after 1 s")
+
+
+@pytest.mark.parametrize("shown", ["nothing", "stranger", "plaintext"])
+def test_who_can_not_show_a_certificate_of_the_ca_stays_out(
+    shown: str, mutual: Served, certificates: Certificates, tmp_path: Path, programs: Programs
+) -> None:
+    words = {
+        "nothing": certificates.trusting(),
+        "stranger": certificates.words("stranger"),
+        "plaintext": [],
+    }[shown]
+    ended = _client(programs, mutual, tmp_path, *words)
+    assert_one_line(ended, UNAVAILABLE, "no fedrpc server answers", "gave up after 1 s")
+
+
+def test_a_certificate_of_another_client_is_refused(
+    mutual: Served, certificates: Certificates, tmp_path: Path, programs: Programs
+) -> None:
+    ended = _client(programs, mutual, tmp_path, *certificates.words("client-1"))
+    assert_one_line(ended, CONFIG, "the certificate is for", "client-1", "not for client-0")
+
+
+def test_a_run_over_mutual_tls_comes_to_the_same_model(
+    mutual: Served, certificates: Certificates, tmp_path: Path, programs: Programs, finished: RunDir
+) -> None:
+    """Last in this file: with all its clients the run that the others knocked at goes on to its end."""
+    for client in range(NUM_CLIENTS):
+        words = certificates.words(f"client-{client}")
+        programs.client(mutual.program.address(), client, tmp_path / "state", *words)
+    mutual.program.completed()
+    assert mutual.out.model_sha256 == finished.model_sha256
+    sizes, plain = mutual.out.summary["bytes"], finished.summary["bytes"]
+    assert sizes["method"] == plain["method"], "TLS is below the messages"
+    for direction in ("down", "up"):
+        assert sizes["total"][direction]["kernel"] > plain["total"][direction]["kernel"]
+
+
+def test_tls_without_client_certificates(certificates: Certificates, tmp_path: Path, programs: Programs) -> None:
+    """The server alone shows who it is; an address beyond loopback is then no reason to refuse."""
+    out = RunDir(tmp_path / "run")
+    server = programs.server(
+        out.path, *certificates.named("server"), *settings(clients=1, rounds=1), listen="0.0.0.0:0"
+    )
+    port = server.address().rpartition(":")[2]
+    client = programs.client(f"localhost:{port}", 0, tmp_path / "state", *certificates.trusting())
+    server.completed()
+    client.completed()
+    assert out.summary["ledger_check"]["clients"] == 1

@@ -1,0 +1,268 @@
+"""A whole run without a socket: the same model whatever happens on the way, and accounts that add up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from fedrpc.errors import ConfigError, QuorumError
+from fedrpc.metrics.records import read as read_records
+from fedrpc.problem import Problem
+from fedrpc.server.coordinator import Coordinator
+from fedrpc.server.evaluation import Evaluator
+from fedrpc.server.mailbox import Mailbox, Task
+from fedrpc.server.roster import Roster
+from fedrpc.server.rounds import Desk
+from fedrpc.server.spool import Spool
+from fedrpc.server.summary import model_sha256
+from fedrpc.wire import ledger
+from fedrpc.wire.ledger import LedgerFile
+from fedrpc.wire.tcpinfo import Meter
+from tests.fakes import CPU, InMemoryClients, PollingClients, problem_of, run_in_memory
+from tests.toys import TOYS, ToyMpgan
+
+
+class Stop(Exception):
+    """A crash that a test makes."""
+
+
+class Life:
+    """One life of a server and its clients; another one over the same folder goes on from there.
+
+    Args:
+        before: Awaited before a client answers.
+        on_progress: Told what the server tells; may raise Stop.
+        absent: Clients that never join.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        problem: Problem,
+        *,
+        before: Any = None,
+        on_progress: Callable[[str, dict[str, Any]], None] = lambda *_: None,
+        absent: tuple[int, ...] = (),
+    ) -> None:
+        self._out, self._problem, self._before, self._progress = out, problem, before, on_progress
+        self._absent = absent
+        self.asked: list[tuple[int, str, int, int]] = []
+
+    def run(self) -> dict[str, Any]:
+        """Plays the run to its end, or until something is raised."""
+        return asyncio.run(self._run())
+
+    async def _run(self) -> dict[str, Any]:
+        config = self._problem.config
+        executor, book = ThreadPoolExecutor(2), LedgerFile(self._out)
+        roster = Roster(config.clients, config.limits.grace_s)
+        mailbox, spool = Mailbox(roster, config.limits, config.parallel), Spool(self._out / "spool")
+        desk = Desk(self._problem, "run", mailbox, spool, executor, executor, CPU, self._progress)
+        clients = InMemoryClients(self._problem, self._out / "clients", book.book)
+        self.asked = clients.asked
+        polling = PollingClients(roster, mailbox, spool, clients, self._before)
+        coordinator = Coordinator(desk, roster, self._out, book, Meter(0, local=True))
+        try:
+            for client in range(config.clients):
+                if client not in self._absent:
+                    polling.join(client)
+            return await coordinator.run()
+        finally:
+            await polling.close()
+            clients.close()
+            executor.shutdown()
+            book.close()
+            if hasattr(coordinator, "_records"):
+                coordinator._records.close()
+
+
+def small(method: Any = "fedavg", **values: Any) -> Problem:
+    return problem_of(method, **({"rounds": 2, "limits": {"join_s": 0.5}} | values))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_features() -> Iterator[None]:
+    """Measures of features take longer than all the rest, and have a test of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Evaluator, "features", lambda self, weights: {})
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+    """A run that nothing happened to."""
+    out = tmp_path_factory.mktemp("finished")
+    return out, Life(out, small()).run()
+
+
+def test_the_model_is_the_one_of_the_run_in_memory(finished):
+    assert finished[1]["model_sha256"] == run_in_memory(small(), 2).sha256
+
+
+def test_the_run_directory_is_what_the_summary_says(finished):
+    out, result = finished
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary == json.loads(json.dumps(result))
+    assert model_sha256(load_file(out / "model.safetensors")) == summary["model_sha256"]
+    rows = [row["event"] for row in read_records(out / "records.jsonl") if row["event"] == "round_finished"]
+    assert len(rows) == summary["num_rounds"] == 2
+    assert dict(ledger.read(out / "ledger.jsonl"))
+    assert (out / "checkpoints" / "manifest.json").exists()
+
+
+def test_the_formula_is_what_was_measured_to_the_byte(finished):
+    sizes = finished[1]["bytes"]
+    for side in ("down", "up"):
+        measured = {kind: sums["tensor"] for kind, sums in sizes["method"][side]["by_kind"].items() if sums["tensor"]}
+        assert measured == sizes["predicted"]["by_kind"][side]
+    assert sizes["overhead_vs_fedavg"] == 1
+
+
+def test_both_ledgers_agree(finished):
+    check = finished[1]["ledger_check"]
+    assert check["compared"] > 0
+    assert (check["differing"], check["only_server"], check["only_client"], check["missing"]) == (0, 0, 0, 0)
+    assert check["clients"] == 4
+
+
+def test_accuracy_was_judged_after_every_round(finished):
+    rows = [row for row in read_records(finished[0] / "records.jsonl") if row["event"] == "evaluated"]
+    assert [row["round"] for row in rows] == [0, 1]
+    assert finished[1]["accuracy"]["global"] == rows[-1]["accuracy"]
+    assert all(len(row["per_class"]) == 10 for row in rows)
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 8])
+def test_neither_the_number_at_work_nor_the_order_of_answers_changes_the_model(tmp_path, finished, parallel):
+    turn = 0
+
+    async def shuffled(task: Task) -> None:
+        nonlocal turn
+        turn += 1
+        for _ in range((turn * 7919) % 5):
+            await asyncio.sleep(0)
+
+    result = Life(tmp_path, small(parallel=parallel), before=shuffled).run()
+    assert result["model_sha256"] == finished[1]["model_sha256"]
+
+
+def test_a_server_that_dies_between_rounds_goes_on_to_the_same_model(tmp_path, finished):
+    def die(event: str, values: dict[str, Any]) -> None:
+        if event == "round_finished" and values["round"] == 0:
+            raise Stop
+
+    with pytest.raises(Stop):
+        Life(tmp_path, small(), on_progress=die).run()
+    second = Life(tmp_path, small())
+    result = second.run()
+    assert result["model_sha256"] == finished[1]["model_sha256"]
+    assert {index for index, phase, *_ in second.asked if phase == "fit"} == {1}
+    rounds = [row["round"] for row in read_records(tmp_path / "records.jsonl") if row["event"] == "round_finished"]
+    assert rounds == [0, 1]
+    assert result["bytes"]["method"] == finished[1]["bytes"]["method"]
+
+
+def test_a_server_that_dies_in_a_round_asks_only_who_had_not_answered(tmp_path, finished):
+    async def last_one_hangs(task: Task) -> None:
+        if (task.round, task.phase, task.client) == (1, "fit", 3):
+            raise Stop
+
+    first = Life(tmp_path, small(), before=last_one_hangs)
+
+    async def until_three_answered() -> None:
+        running = asyncio.create_task(first._run())
+        spool = tmp_path / "spool" / "2"
+        while not running.done() and (not spool.exists() or len([*spool.glob("[!.]*")]) < 3):
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(until_three_answered())
+    second = Life(tmp_path, small())
+    result = second.run()
+    assert [client for _, phase, _, client in second.asked if phase == "fit"] == [3]
+    assert result["model_sha256"] == finished[1]["model_sha256"]
+
+
+def test_a_longer_run_goes_on_from_a_finished_one(tmp_path, finished):
+    Life(tmp_path, small(rounds=1)).run()
+    second = Life(tmp_path, small(rounds=2))
+    assert second.run()["model_sha256"] == finished[1]["model_sha256"]
+    assert {index for index, phase, *_ in second.asked if phase == "fit"} == {1}
+
+
+def test_a_damaged_checkpoint_is_never_gone_on_from(tmp_path):
+    Life(tmp_path, small(rounds=1)).run()
+    [state] = (tmp_path / "checkpoints").glob("state-*.safetensors")
+    state.write_bytes(state.read_bytes()[:-1] + b"\1")
+    with pytest.raises(ConfigError, match="was changed"):
+        Life(tmp_path, small(rounds=2)).run()
+
+
+def test_clients_judge_on_their_own_tests(tmp_path):
+    result = Life(tmp_path, small(local_test=0.3, rounds=1)).run()
+    [row] = [row for row in read_records(tmp_path / "records.jsonl") if row["event"] == "evaluated"]
+    assert sorted(row["per_client"]) == ["0", "1", "2", "3"]
+    assert "client_mean" in result["accuracy"]
+    assert result["bytes"]["method"]["up"]["by_kind"]["weights"]["tensor"] > 0
+    phases = {key.phase for key, _ in ledger.read(tmp_path / "ledger.jsonl")}
+    assert "evaluate" in phases
+    predicted = result["bytes"]["predicted"]["total"]
+    assert predicted == sum(result["bytes"]["method"][side]["tensor"] for side in ("down", "up"))
+
+
+def test_a_run_without_enough_clients_says_who_is_missing(tmp_path):
+    life = Life(tmp_path, small(limits={"join_s": 0.05}), absent=(1, 2, 3))
+    with pytest.raises(QuorumError, match=r"1 of 4 clients joined within 0\.05 s; missing 1, 2, 3"):
+        life.run()
+
+
+def test_no_rounds_is_a_run_with_the_initial_model(tmp_path):
+    problem = small(rounds=0)
+    result = Life(tmp_path, problem).run()
+    assert result["model_sha256"] == model_sha256(problem.method.model(problem.method.init(problem.env)))
+    assert result["accuracy"] == {}
+
+
+@pytest.mark.parametrize("method", TOYS, ids=lambda method: method.name)
+def test_every_pattern_gives_the_same_model_through_the_real_coordinator(tmp_path, method):
+    result = Life(tmp_path, small(method)).run()
+    played = run_in_memory(small(method), 2)
+    assert result["model_sha256"] == played.sha256
+    assert result["ledger_check"]["differing"] == 0
+    assert result["bytes"]["predicted"]["total"] == sum(
+        result["bytes"]["method"][side]["tensor"] for side in ("down", "up")
+    )
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_long_round_goes_on_from_where_it_was_saved(tmp_path, at):
+    async def die(task: Task) -> None:
+        if (task.round, task.phase, task.step) == (1, "gan_step", at):
+            raise Stop
+
+    problem = small(ToyMpgan)
+    whole = run_in_memory(small(ToyMpgan), 2)
+    first = Life(tmp_path, problem, before=die)
+
+    async def until_it_hangs() -> None:
+        running = asyncio.create_task(first._run())
+        while not running.done() and (1, "gan_step", at - 1, 3) not in first.asked:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(until_it_hangs())
+    second = Life(tmp_path, small(ToyMpgan))
+    result = second.run()
+    steps = {step for index, phase, step, _ in second.asked if (index, phase) == (1, "gan_step")}
+    saved = at // 2 * 2  # it is saved after every second step
+    assert min(steps) >= saved
+    assert result["model_sha256"] == whole.sha256

@@ -1,0 +1,54 @@
+"""What the coordinator says of a model: by class, by client, and by its features."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedrpc.metrics.evaluate import Evaluation
+from fedrpc.models.state import tensors
+from fedrpc.server.evaluation import Evaluator, of_classes, of_clients
+from tests.fakes import CPU, mlp, problem_of
+
+
+def test_classes_are_recalls_and_their_variance():
+    found = of_classes(Evaluation(30, 20, 1.0, (10, 5, 0), (10, 10, 0)))
+    assert found["per_class"] == [100, 50, None]
+    assert found["class_variance"] == pytest.approx(625)
+
+
+def test_clients_are_counts_and_how_evenly_they_are_served():
+    counts = {0: {"correct": 5, "of": 10}, 1: {"correct": 10, "of": 10}, 2: {"correct": 0, "of": 0}}
+    found = of_clients(counts)
+    assert found["per_client"] == counts
+    assert found["client_mean"] == pytest.approx(75)
+    assert found["client_variance"] == pytest.approx(625)
+    assert of_clients({0: {"correct": 0, "of": 0}}) == {"per_client": {0: {"correct": 0, "of": 0}}}
+
+
+def test_a_judge_counts_the_external_test_and_uses_the_weights_it_is_given():
+    problem = problem_of("fedavg", build=mlp)
+    judge = Evaluator(problem, CPU)
+    weights = tensors(problem.network())
+    biased = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    biased["3.bias"][4] = 1.0
+    first = judge.judge(weights)
+    fourth = judge.judge(biased)
+    assert fourth.num_examples == first.num_examples == len(problem.dataset.test)
+    assert fourth.num_correct == fourth.per_class_correct[4] == fourth.per_class_total[4]
+    assert judge.judge(weights) == first
+
+
+def test_a_network_without_stages_has_no_features_to_tell_of():
+    problem = problem_of("fedavg", build=mlp)
+    assert Evaluator(problem, CPU).features(tensors(problem.network())) == {}
+
+
+def test_features_are_the_same_again():
+    problem = problem_of("fedavg")
+    weights = tensors(problem.network())
+    judge = Evaluator(problem, CPU)
+    found = judge.features(weights)
+    assert found == judge.features(weights)
+    assert 0 <= found["dcor_null"] <= 1
+    assert 0 <= found["dcor2"] <= found["dcor"] <= 1
