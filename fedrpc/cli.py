@@ -137,9 +137,11 @@ def compare(
 ) -> None:
     """Run several methods on the same split, from the same model, with the same cohorts, and hold them side by side.
 
-    They run one after the other, each in a run directory of its own under --out. A method that fails does not stop
-    the others. The same command again leaves finished ones alone and goes on with the rest. Writes compare.json and
-    compare.html.
+    They run one after the other, each in a run directory of its own under --out; one that fails stops no other.
+
+    The same command again leaves finished ones alone and goes on with the rest.
+
+    The table's figures, and plots of them, are in compare.json and compare.html.
     """
     from fedrpc.launch.compare import Request, compare_local
 

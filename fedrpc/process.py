@@ -13,6 +13,7 @@ from typing import Any
 from fedrpc.errors import FedrpcError
 
 _PR_SET_PDEATHSIG = 1
+_M_MMAP_THRESHOLD = -3  # malloc.h
 # gRPC's own lines on standard error, which would stand beside our one clear line; read when gRPC is first used.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
@@ -31,6 +32,17 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before we asked
         os._exit(1)
+
+
+def return_freed_memory() -> None:
+    """Has freed blocks of a chunk's size and more go back to the system at once.
+
+    glibc otherwise keeps blocks of up to 32 MiB for reuse, in an arena for each thread: a server of large models would
+    keep a dozen of them. For training, which reuses such blocks in every batch, keeping them is right.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def run_async(main: Coroutine[Any, Any, Any]) -> Any:

@@ -22,6 +22,7 @@ class Registry(Generic[T]):
     def __init__(self, what: str, plural: str) -> None:
         self.what, self.group = what, f"fedrpc.{plural}"
         self._items: dict[str, T] = {}
+        self._broken: dict[str, str] = {}  # why what somebody else's package names can not be loaded
         self._searched = False
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -38,6 +39,8 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         if name not in self._items:
             self._search()
+        if name in self._broken:
+            raise ConfigError(f"the {self.what} '{name}' can not be loaded from {self._broken[name]}")
         if name not in self._items:
             raise UnknownName(self.what, name, self._items)
         return self._items[name]
@@ -56,5 +59,9 @@ class Registry(Generic[T]):
             return
         self._searched = True
         for point in entry_points(group=self.group):
-            if point.name not in self._items:
+            if point.name in self._items:
+                continue
+            try:
                 self._items[point.name] = point.load()
+            except Exception as error:  # one broken package must not take the others with it
+                self._broken[point.name] = f"'{point.value}': {type(error).__name__}: {error}"

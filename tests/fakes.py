@@ -237,7 +237,7 @@ class InMemoryMailbox:
         assert all(task.done for task in tasks), reason
 
 
-@dataclass
+@dataclass(repr=False)  # asyncio writes out what a run returns, and there are many tensors in it
 class Played:
     """What an in-memory run came to."""
 

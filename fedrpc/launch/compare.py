@@ -96,13 +96,13 @@ def _dealt(layer: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, An
 
     common = {name: value for name, value in layer.items() if name not in ("method", "params")}
     own: dict[str, dict[str, Any]] = {name: {} for name in names}
-    plain, whose = layer.get("params", {}), layer.get("method")
+    plain, whose = _params(layer, ""), layer.get("method")
     if whose is None:
         _check_known(plain, names)
         for name in names:
             own[name] = {key: value for key, value in plain.items() if key in METHODS[name].Params.model_fields}
     elif whose in own:
-        own[whose] = dict(plain)
+        own[whose] = plain
     for name, values in layer.items():
         if name in RunConfig.model_fields or not isinstance(values, Mapping):
             continue
@@ -112,9 +112,18 @@ def _dealt(layer: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, An
             raise ConfigError(
                 f"{name}.{other[0]}: only a method's own parameters may differ in a comparison, as {name}.params.NAME"
             )
-        own[name] = settings.merged(own[name], values["params"])
+        own[name] = settings.merged(own[name], _params(values, f"{name}."))
         del common[name]
     return common, own
+
+
+def _params(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    found = values.get("params", {})
+    if not isinstance(found, Mapping):
+        raise ConfigError(
+            f"{prefix}params is a table: set one value of it with {prefix}params.NAME=VALUE, got {found!r}"
+        )
+    return dict(found)
 
 
 def _check_known(plain: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -160,9 +169,9 @@ def compare_local(request: Request, out: Path | None, data_dir: Path | None, log
         run = LocalRun(config, folder / config.method, data_dir, log_level)
         if failure := _run(run, Teller(console, f"{place}/{len(configs)}", config.method)):
             failures.append(failure)
-    show_comparison(folder, [config.method for config in configs], failures, console)
-    if failures:
-        raise SomeFailed(failures, len(configs))
+    failed = show_comparison(folder, [config.method for config in configs], failures, console)
+    if failed:
+        raise SomeFailed(failed, len(configs))
 
 
 def _made(folder: Path) -> Path:
@@ -195,7 +204,8 @@ class Teller:
             line = Text.assemble((name, "bold"), event.replace("_", " "), told)
             self._console.print(line, soft_wrap=True)
         else:
-            log.get("compare").info(event, place=self._place, **values)
+            logger = log.get("compare")
+            (logger.warning if event == "failed" else logger.info)(event, place=self._place, **values)
 
     def watcher(self, rounds: int) -> Watcher:
         """What shows the rounds of one run."""

@@ -113,17 +113,24 @@ class Comparison:
         }
 
 
-def show_comparison(folder: Path, methods: Sequence[str], failures: Sequence[Failure], console: Console) -> None:
-    """Prints the table of the runs in `folder`/<method>, writes compare.json and compare.html, says where they are."""
+def show_comparison(
+    folder: Path, methods: Sequence[str], failures: Sequence[Failure], console: Console
+) -> Sequence[Failure]:
+    """Prints the table of the runs in `folder`/<method>, writes compare.json and compare.html, says where they are.
+
+    Returns:
+        The failures that were told, and runs that can not be compared.
+    """
     found = read_comparison(folder, methods, failures)
     if not found.runs:
         console.print(_failed([vars(failure) for failure in found.failures]))
-        return
+        return found.failures
     _write(folder / "compare.json", json.dumps(found.figures, indent=1) + "\n")
     _write(folder / "compare.html", page(found.figures))
     console.print(rendered(found.figures))
     where = f"run directories: {folder}/<method>\nfigures: {folder}/compare.json\npage: {folder}/compare.html"
     console.print(Text(where), soft_wrap=True)
+    return found.failures
 
 
 def read_comparison(folder: Path, methods: Iterable[str], failures: Sequence[Failure] = ()) -> Comparison:

@@ -104,7 +104,8 @@ _METHOD_CSS = (
     )
     + ".method{white-space:nowrap;font-weight:600}.method svg.key{display:inline-block;margin-right:8px}"
     ".method a{color:inherit;text-decoration-color:var(--line)}.off{color:var(--bad)}"
-    ".raw{background:#b42318;color:#fff;border-radius:4px;padding:1px 6px;font-weight:650;font-size:12px}"
+    ".raw{background:#b42318;color:#fff;border-radius:4px;padding:1px 6px;font-weight:650;font-size:12px;"
+    "white-space:nowrap}"
 )
 
 
@@ -205,7 +206,10 @@ def _side_by_side(figures: Mapping[str, Any], ends: Mapping[str, str]) -> str:
         )
         for entry in figures["methods"]
     ]
-    about = f"Accuracy on the external test; {overhead_is(figures)}; kernel: all that TCP carried."
+    about = (
+        "Accuracy on the external test, the mean of all evaluations where there are fewer than ten; "
+        f"{overhead_is(figures)}; kernel: all that TCP carried."
+    )
     pieces = [card("", _table((*head, "overhead", "time"), rows, words=1), about)]
     if figures["failed"]:
         failed = [(failure["method"], failure["reason"]) for failure in figures["failed"]]

@@ -45,6 +45,7 @@ OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server behind the same port
     ("grpc.http2.bdp_probe", 0),  # with it, gRPC buffers whole models for slow readers
     ("grpc.http2.lookahead_bytes", 1 << 20),
+    ("grpc.http2.max_frame_size", 1 << 20),  # 9 bytes a MiB instead of 9 bytes in 16 KiB
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.server_handshake_timeout_ms", 20_000),
 ]

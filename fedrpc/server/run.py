@@ -24,6 +24,7 @@ from fedrpc.device import choose
 from fedrpc.errors import ConfigError, Unavailable
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.problem import Problem
+from fedrpc.process import return_freed_memory
 from fedrpc.server.app import GrpcServer, Servicer
 from fedrpc.server.checkpoint import CheckpointFolder, write_durably
 from fedrpc.server.coordinator import Coordinator
@@ -110,6 +111,7 @@ def finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
 
 async def serve(config: RunConfig, options: ServerOptions, progress: Progress = lambda *_: None) -> dict[str, Any]:
     """Plays the run to its end and returns its summary."""
+    return_freed_memory()
     torch.set_num_threads(config.train.threads)
     problem, device = Problem(config, options.data_dir), choose(config.device)
     table = card(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)

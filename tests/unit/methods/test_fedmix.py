@@ -59,7 +59,7 @@ def test_lambda_zero_is_cross_entropy(network: nn.Module) -> None:
 def test_halving_lambda_quarters_the_error(network: nn.Module) -> None:
     own, mean = batch(1)
     errors = [
-        abs(float(taylor_mixup(network, own, mean, lam)) - float(mixup(network, own, mean, lam)))
+        abs((taylor_mixup(network, own, mean, lam) - mixup(network, own, mean, lam)).item())
         for lam in (0.02, 0.01, 0.005)
     ]
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.05)
@@ -74,7 +74,7 @@ def test_error_of_an_affine_model_under_a_linear_criterion(lam: float) -> None:
     error = taylor_mixup(model, own, mean, lam, linear) - mixup(model, own, mean, lam, linear)
     u = ((1 - lam) * own[0]).requires_grad_()
     (slope,) = torch.autograd.grad(linear(model(u), mean[1]), u)
-    assert float(error) == pytest.approx(-(lam**2) * float((slope * mean[0]).sum()), rel=1e-12)
+    assert error.item() == pytest.approx(-(lam**2) * float((slope * mean[0]).sum()), rel=1e-12)
 
 
 def test_the_gradient_term_trains_the_model(network: nn.Module) -> None:

@@ -1,0 +1,387 @@
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedrpc.report.comparison import Comparison, Failure, read_comparison, rendered, show_comparison
+from fedrpc.report.comparison_page import RAW, SINGLE, colours, page, smoothed
+from fedrpc.wire.ledger import to_json
+
+from fedrpc.wire.ledger import Key, Sums  # isort: skip
+
+MakeRun = Callable[..., Path]
+Make = Callable[..., Path]
+
+
+def edit(path: Path, change: Callable[[Any], None]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def also_sends(folder: Path, kind: str, size_bytes: int, predicted: int | None = None) -> None:
+    """As if its clients had also sent so many bytes of a kind, in round 0."""
+
+    def change(summary: dict[str, Any]) -> None:
+        own = summary["bytes"]["method"]["up"]
+        own["by_kind"][kind] = {"tensor": size_bytes, "message": size_bytes + 10}
+        own["tensor"] += size_bytes
+        own["message"] += size_bytes + 10
+        summary["bytes"]["predicted"]["by_kind"]["up"][kind] = size_bytes if predicted is None else predicted
+
+    edit(folder / "summary.json", change)
+    with (folder / "ledger.jsonl").open("a") as file:
+        file.write(to_json(Key(0, "share", kind, "up", 0, 0), Sums(size_bytes, size_bytes + 10, 1)) + "\n")
+
+
+@pytest.fixture
+def make(tmp_path: Path, make_run: MakeRun) -> Make:
+    """Called as make(method, **options): the run directory of a method within one comparison."""
+
+    def made(method: str, last10: float = 55.5, **options: Any) -> Path:
+        folder = make_run(**{"local_test": False, **options}).rename(tmp_path / method)
+        config = folder / "config.toml"
+        config.write_text(config.read_text().replace('method = "fedavg"', f'method = "{method}"'))
+
+        def change(summary: dict[str, Any]) -> None:
+            summary["method"] = method
+            if summary["accuracy"]:
+                summary["accuracy"]["last10"] = last10
+
+        edit(folder / "summary.json", change)
+        return folder
+
+    return made
+
+
+def figures_of(tmp_path: Path, *methods: str) -> dict[str, Any]:
+    return read_comparison(tmp_path, methods).figures
+
+
+def by_method(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {entry["method"]: entry for entry in figures["methods"]}
+
+
+def printed(figures: dict[str, Any], width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(rendered(figures))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+# The figures
+
+
+def test_figures_are_those_of_the_runs(tmp_path: Path, make: Make) -> None:
+    for method in ("fedavg", "fedprox"):
+        make(method)
+    figures = figures_of(tmp_path, "fedavg", "fedprox")
+    summary = json.loads((tmp_path / "fedprox" / "summary.json").read_text())
+    entry = by_method(figures)["fedprox"]
+    assert entry["accuracy"] == {
+        "last": summary["accuracy"]["global"],
+        "last10": 55.5,
+        "best": 91.25,
+        "best_round": 2,
+        "best_is": "test-selected",
+    }
+    weights = 116_536 * 4 * 3
+    assert entry["bytes"]["by_kind"] == {
+        "weights": {side: {"measured": weights, "predicted": weights} for side in ("down", "up")},
+        "scalars": {"down": {"measured": 0, "predicted": 0}, "up": {"measured": 192, "predicted": 192}},
+    }
+    assert entry["bytes"]["tensor"] == {"measured": 2 * weights + 192, "predicted": 2 * weights + 192}
+    assert entry["bytes"]["kernel"] == sum(summary["bytes"]["total"][side]["kernel"] for side in ("down", "up"))
+    assert entry["bytes"]["message"] == sum(summary["bytes"]["method"][side]["message"] for side in ("down", "up"))
+    assert (entry["seconds"], entry["run"], entry["model_sha256"]) == (321.0, "fedprox", "ab" * 32)
+    assert entry["privacy"]["text"] == "no guarantee: scalars, weights left clients uncovered"
+    assert [point[0] for point in entry["curve"]] == [0, 1, 2]
+    assert entry["curve"][-1][1] == entry["bytes"]["message"]
+    assert figures["setting"] == {
+        "dataset": "fmnist-mini",
+        "partition": "dirichlet:1,min_size=1",
+        "model": "zda-mnist",
+        "num_clients": 4,
+        "clients_a_round": 4,
+        "num_rounds": 3,
+        "seed": 7,
+    }
+    card = json.loads((tmp_path / "fedavg" / "partition.json").read_text())
+    assert figures["same"]["partition_sha256"] == card["sha256"]
+    assert figures["same"]["cohorts"] == {"agree": True, "rounds_apart": {}}
+
+
+def test_overhead_is_against_the_fedavg_run_that_is_there(tmp_path: Path, make: Make) -> None:
+    make("fedavg")
+    flea = make("flea")
+    before = 2 * 116_536 * 4 * 3 + 192
+    also_sends(flea, "activations", before)
+    figures = figures_of(tmp_path, "fedavg", "flea")
+    assert figures["baseline"] == {"method": "fedavg", "by": "run"}
+    assert by_method(figures)["fedavg"]["overhead"] == 1.0
+    assert by_method(figures)["flea"]["overhead"] == 2.0
+    assert "FedAvg's run" in printed(figures)
+
+
+def test_overhead_is_by_formula_without_one(tmp_path: Path, make: Make) -> None:
+    make("fedprox")
+    figures = figures_of(tmp_path, "fedprox")
+    assert figures["baseline"] == {"method": "fedavg", "by": "formula"}
+    assert by_method(figures)["fedprox"]["overhead"] == 1.25
+    assert "FedAvg's formula" in printed(figures)
+
+
+def test_a_run_that_never_evaluated_has_no_accuracy(tmp_path: Path, make: Make) -> None:
+    make("fedavg", evaluated=False)
+    figures = figures_of(tmp_path, "fedavg")
+    assert by_method(figures)["fedavg"]["accuracy"] is None
+    assert by_method(figures)["fedavg"]["curve"] == []
+    assert "fedavg" in printed(figures)
+    assert "What they learned" not in page(figures)
+
+
+def test_an_epsilon_is_told_with_its_delta(tmp_path: Path, make: Make) -> None:
+    folder = make("fedavg")
+    edit(folder / "summary.json", lambda summary: summary["privacy"].update(epsilon=3.21749, reason=None))
+    figures = figures_of(tmp_path, "fedavg")
+    assert by_method(figures)["fedavg"]["privacy"]["text"] == "ε = 3.217 at δ = 1e-05"
+    assert "ε = 3.217 at δ = 1e-05" in printed(figures)
+
+
+def test_kernel_bytes_of_a_resumed_run_are_a_lower_bound(tmp_path: Path, make: Make) -> None:
+    folder = make("fedavg")
+    edit(folder / "summary.json", lambda summary: summary["bytes"].update(kernel_note="the run was resumed"))
+    figures = figures_of(tmp_path, "fedavg")
+    assert by_method(figures)["fedavg"]["bytes"]["kernel_note"] == "the run was resumed"
+    assert "≥2." in printed(figures)
+    assert "≥2." in page(figures)
+
+
+def test_a_method_that_is_not_installed_here_is_still_shown(tmp_path: Path, make: Make) -> None:
+    make("elsewhere")
+    assert "not installed" in by_method(figures_of(tmp_path, "elsewhere"))["elsewhere"]["shares"]
+
+
+# Like with like
+
+
+def test_a_run_on_another_split_is_refused_and_the_others_stay(tmp_path: Path, make: Make) -> None:
+    for method in ("fedavg", "fedprox", "fedlc"):
+        make(method)
+    edit(tmp_path / "fedprox" / "partition.json", lambda card: card.update(sha256="00" * 32))
+    found = read_comparison(tmp_path, ["fedavg", "fedprox", "fedlc"])
+    assert list(found.runs) == ["fedavg", "fedlc"]
+    [failure] = found.failures
+    assert failure.method == "fedprox"
+    assert failure.exit_code == 78
+    assert "split 0000000000000000" in failure.reason
+
+
+@pytest.mark.parametrize(("old", "new"), [("seed = 7", "seed = 8"), ("lr = 0.02", "lr = 0.5"), ("rounds = 3", "")])
+def test_a_run_in_another_setting_is_refused(tmp_path: Path, make: Make, old: str, new: str) -> None:
+    for method in ("fedavg", "fedprox"):
+        make(method)
+    config = tmp_path / "fedprox" / "config.toml"
+    config.write_text(config.read_text().replace(old, new, 1))
+    found = read_comparison(tmp_path, ["fedavg", "fedprox"])
+    assert list(found.runs) == ["fedavg"]
+    assert "fedprox" in found.failures[0].reason
+
+
+def test_what_changes_no_model_may_differ(tmp_path: Path, make: Make) -> None:
+    for method in ("fedavg", "fedprox"):
+        make(method)
+    config = tmp_path / "fedprox" / "config.toml"
+    config.write_text(
+        config.read_text().replace("parallel = 0", "parallel = 2").replace("[params]", "[params]\nmu = 1")
+    )
+    assert list(read_comparison(tmp_path, ["fedavg", "fedprox"]).runs) == ["fedavg", "fedprox"]
+
+
+def test_cohorts_that_differ_are_told(tmp_path: Path, make: Make) -> None:
+    """A client that was away in round 1 of one run was not asked; set-up and evaluation do not count."""
+    for method in ("fedavg", "fedprox"):
+        make(method)
+    path = tmp_path / "fedprox" / "ledger.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    kept = [row for row in rows if not (row["round"] == 1 and row["client"] == 2)]
+    extra = [rows[0] | {"round": -1, "phase": "share", "client": 3}, rows[0] | {"round": 0, "phase": "evaluate"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *extra]))
+    figures = figures_of(tmp_path, "fedavg", "fedprox")
+    assert figures["same"]["cohorts"] == {"agree": False, "rounds_apart": {"fedprox": [1]}}
+    assert "OTHER CLIENTS WERE ASKED by fedprox in 1 round" in " ".join(printed(figures).split())
+    assert "cohorts differ" in page(figures)
+
+
+# The table
+
+
+def test_the_table_has_every_figure_and_fits(tmp_path: Path, make: Make) -> None:
+    make("fedavg")
+    also_sends(make("flea", last10=61.0), "activations", 36_000_000)
+    also_sends(make("fedmix"), "mean_samples", 1000, predicted=800)
+    figures = figures_of(tmp_path, "fedavg", "flea", "fedmix")
+    for width in (80, 120):
+        lines = printed(figures, width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert "…" not in "".join(lines), "nothing is cut"
+    text = printed(figures)
+    for words in ("test-", "selected", "61.00", "91.25", "13.87", "1.000", "321.0"):
+        assert words in text
+    assert re.search(r"activations +36,000,000 +36,000,000 +exact", text)
+    assert re.search(r"mean_samples +1,000 +800 +\+25 %", text)
+    assert "activations with labels" in text
+    assert "nothing more" in text
+
+
+def test_raw_data_is_marked_wherever_the_method_is(tmp_path: Path, make: Make) -> None:
+    make("fedavg")
+    also_sends(make("feddata", last10=99.0), "samples", 5000)
+    figures = figures_of(tmp_path, "fedavg", "feddata")
+    assert by_method(figures)["feddata"]["raw_data"]
+    assert not by_method(figures)["fedavg"]["raw_data"]
+    text = printed(figures)
+    assert text.count(RAW) >= text.count("feddata") == 3
+    for piece in re.split("feddata", re.sub(r' href="[^"]*"', "", page(figures)))[1:]:
+        assert RAW in piece[:60]
+
+
+def test_an_outside_method_that_sends_samples_is_marked_too(tmp_path: Path, make: Make) -> None:
+    also_sends(make("elsewhere"), "samples", 5000)
+    entry = by_method(figures_of(tmp_path, "elsewhere"))["elsewhere"]
+    assert entry["raw_data"]
+    assert RAW in printed(figures_of(tmp_path, "elsewhere"))
+
+
+# The page
+
+
+class Checker(HTMLParser):
+    """Holds a page to be well formed, and collects addresses and classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.classes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag != "meta":
+            self.open.append(tag)
+        self._note(attrs)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._note(attrs)
+
+    def _note(self, attrs: list[tuple[str, str | None]]) -> None:
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.classes |= {word for name, value in attrs if name == "class" for word in (value or "").split()}
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def checked(html: str) -> Checker:
+    checker = Checker()
+    checker.feed(html)
+    assert checker.open == []
+    return checker
+
+
+def test_the_page_is_whole_and_loads_nothing(tmp_path: Path, make: Make) -> None:
+    make("fedavg")
+    also_sends(make("flea"), "activations", 36_000_000)
+    html = page(figures_of(tmp_path, "fedavg", "flea"))
+    found = checked(html)
+    assert set(found.addresses) == {"fedavg/report.html", "flea/report.html"}
+    assert "<script" not in html
+    assert "url(" not in html
+    for words in ("Accuracy over rounds", "Accuracy against bytes", "Tensor bytes by kind", "Without weights"):
+        assert words in html
+    assert "flea, measured: activations 36,000,000 bytes" in html
+    assert "flea, predicted: activations 36,000,000 bytes" in html
+    assert "flea, round 2: 91.25 % after" in html
+    assert {"m7", "c7", "m0", "c0"} <= found.classes
+
+
+def test_names_from_outside_are_escaped(tmp_path: Path, make: Make) -> None:
+    make("fedavg")
+    failures = [Failure("<b>", "1 < 2 & 3", 1)]
+    html = page(read_comparison(tmp_path, ["fedavg"], failures).figures)
+    checked(html)
+    assert "1 &lt; 2 &amp; 3" in html
+    assert "&lt;b&gt;" in html
+
+
+def test_each_method_has_one_colour_of_its_own() -> None:
+    methods = [f"method{index}" for index in range(20)]
+    found = colours(["fedavg", *methods])
+    assert found["fedavg"] == "7"
+    assert len(set(found.values())) == 21
+    assert colours(["fedavg", "fedprox"])["fedprox"] == colours(["fedprox"])["fedprox"]
+
+
+def test_long_curves_are_drawn_as_means_of_ten() -> None:
+    curve = [(index, 10 * index, float(index % 2)) for index in range(30)]
+    means = smoothed(curve)
+    assert [point[:2] for point in means] == [point[:2] for point in curve]
+    assert means[0][2] == 0.0
+    assert means[3][2] == 0.5
+    assert means[-1][2] == 0.5
+
+
+@pytest.mark.parametrize("rounds", [1, SINGLE, SINGLE + 1])
+def test_curves_of_any_length_can_be_drawn(tmp_path: Path, make: Make, rounds: int) -> None:
+    make("fedavg", rounds=rounds)
+    html = page(figures_of(tmp_path, "fedavg"))
+    assert ("Means of the last ten" in html) == (rounds > SINGLE)
+    checked(html)
+
+
+# All of it
+
+
+def test_showing_writes_table_json_and_page(tmp_path: Path, make: Make) -> None:
+    for method in ("fedavg", "fedprox"):
+        make(method)
+    console = Console(file=io.StringIO(), width=80)
+    failures = [Failure("fedbr", "a model that can not be split", 78)]
+    assert show_comparison(tmp_path, ["fedavg", "fedbr", "fedprox"], failures, console) == failures
+    assert isinstance(console.file, io.StringIO)
+    told = console.file.getvalue()
+    assert re.search(r"fedbr +a model that can not be split", told)
+    assert f"{tmp_path}/compare.html" in told.replace("\n", "")
+    written = json.loads((tmp_path / "compare.json").read_text())
+    assert [entry["method"] for entry in written["methods"]] == ["fedavg", "fedprox"]
+    assert written["failed"] == [{"method": "fedbr", "reason": "a model that can not be split", "exit_code": 78}]
+    assert written == json.loads(json.dumps(read_comparison(tmp_path, ["fedavg", "fedprox"], failures).figures))
+    assert "a model that can not be split" in (tmp_path / "compare.html").read_text()
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_nothing_is_written_when_all_failed(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    show_comparison(tmp_path, ["fedavg"], [Failure("fedavg", "no room", 75)], console)
+    assert isinstance(console.file, io.StringIO)
+    assert "no room" in console.file.getvalue()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_not_finished_is_listed_as_such(tmp_path: Path, make: Make) -> None:
+    make("fedavg")
+    (make("fedprox") / "summary.json").unlink()
+    found = read_comparison(tmp_path, ["fedavg", "fedprox", "fedlc"])
+    assert isinstance(found, Comparison)
+    assert list(found.runs) == ["fedavg"]
+    reasons = {failure.method: failure.reason for failure in found.failures}
+    assert show_comparison(tmp_path, list(reasons), [], Console(file=io.StringIO())) == found.failures
+    assert "not finished" in reasons["fedprox"]
+    assert "no such folder" in reasons["fedlc"]
