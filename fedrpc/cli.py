@@ -318,8 +318,6 @@ def client(
     log.set_up(_level(log_level), role="client", client=client_id)
     if (tls_cert is None) != (tls_key is None) or (tls_cert and not tls_ca):
         raise ConfigError("--tls-cert and --tls-key go together, and with --tls-ca")
-    if (tls_cert is None) != (tls_key is None) or (tls_cert and not tls_ca):
-        raise ConfigError("--tls-cert and --tls-key go together, and with --tls-ca")
     tls = ClientTls(tls_ca, tls_cert, tls_key) if tls_ca else None
     options = ClientOptions(
         server, client_id, state_dir or default_state_dir(), data_dir, device, tls, insecure, wait_s

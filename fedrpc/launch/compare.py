@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,24 +212,6 @@ class Teller:
         return LiveWatcher(self._console, rounds) if self._console.is_terminal else LogWatcher()
 
 
-class _Late(Watcher):
-    """A watcher that is made at the first event, when all is forked: no fork may copy a drawing thread's locks."""
-
-    def __init__(self, make: Callable[[], Watcher]) -> None:
-        self._make, self._made = make, Watcher()
-        self._started = False
-
-    def event(self, name: str, values: dict[str, Any]) -> None:
-        """Passes it on."""
-        if not self._started:
-            self._started, self._made = True, self._make()
-        self._made.event(name, values)
-
-    def close(self) -> None:
-        """Passes it on."""
-        self._made.close()
-
-
 def _run(run: LocalRun, teller: Teller) -> Failure | None:
     """One method to its end, unless it is there already; what stops it becomes one line."""
     if finished(run):
@@ -240,7 +222,7 @@ def _run(run: LocalRun, teller: Teller) -> Failure | None:
     teller.say("goes_on" if (run.out / "config.toml").exists() else "starts")
     try:
         with _errors_in(diary, run.config.method):
-            Launcher(run, _Late(lambda: teller.watcher(run.config.rounds))).run()
+            Launcher(run, teller.watcher(run.config.rounds)).run()
         write_page(run.out)
     except FedrpcError as error:
         reason = str(error) or last_words(diary, before) or f"its server ended with code {error.exit_code}"

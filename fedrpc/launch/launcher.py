@@ -37,6 +37,9 @@ class RunFailed(FedrpcError):
 class Watcher:
     """What the launcher tells about; the display implements it."""
 
+    def open(self) -> None:
+        """All processes are forked: from here on there may be threads, such as one that draws."""
+
     def event(self, name: str, values: dict[str, Any]) -> None:
         """Something happened in the run."""
 
@@ -99,6 +102,7 @@ class Launcher:
         theirs.close()
         os.close(writer)
         self._control = nursery
+        self._watcher.open()
         previous = signal.signal(signal.SIGTERM, _raise_stopped)
         try:
             self._watch(reader)

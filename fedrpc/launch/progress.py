@@ -43,6 +43,9 @@ class LiveWatcher(Watcher):
             console=console,
         )
         self._task = self._bar.add_task("starting", total=rounds, accuracy="", traffic="")
+
+    def open(self) -> None:
+        """Starts to draw."""
         self._bar.start()
 
     def event(self, name: str, values: dict[str, Any]) -> None:

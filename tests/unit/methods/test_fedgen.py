@@ -134,9 +134,7 @@ def test_a_run_from_its_checkpoints_is_the_same_run() -> None:
 
 
 def test_batches_of_two_and_few_made_features() -> None:
-    played = run_in_memory(
-        problem_of("fedgen", train={"batch_size": 2}, params=FAST | {"gen_ratio": 0.1}), folder=tmp_path
-    )
+    played = run_in_memory(problem_of("fedgen", train={"batch_size": 2}, params=FAST | {"gen_ratio": 0.1}))
     assert all(torch.isfinite(t).all() for t in played.weights.values())
 
 
