@@ -348,6 +348,7 @@ class ToyMpgan(Method[Gan]):
         steps: int = Field(4, ge=0)
         batch: int = Field(3, ge=1)
         save_every: int = Field(2, ge=1)
+        global_noise: bool = Field(False, description="draw from torch's global stream, as layers with dropout do")
 
     def init(self, env: Env) -> Gan:
         return Gan(tensors(env.model()), tensors(self._generator(env)), {}, 0)
@@ -362,6 +363,8 @@ class ToyMpgan(Method[Gan]):
         load_optimizer(optimizer, state.moments)
         for step in range(state.done, rnd.params.steps):
             noise = torch.from_numpy(rnd.rng("synthesis", step).normal(size=(rnd.params.batch, 5))).float()
+            if rnd.params.global_noise:
+                noise = await rnd.compute(torch.randn_like, noise)
             images = generator(noise).reshape(-1, *rnd.env.shape)
             feedback = [reply.body.images async for reply in rnd.ask(GAN_STEP, Images(images.detach()))]
             await rnd.compute(self._learn, optimizer, images, feedback)

@@ -22,7 +22,11 @@ from fedrpc.process import die_with_parent, exit_code_of, run_async
 
 
 def preload() -> None:
-    """Imports what every client needs; torch._dynamo because the first optimizer would import it in every child."""
+    """Imports what every client needs, also what would only be imported late: each child would pay for its own.
+
+    The first optimizer imports torch._dynamo, and np.unique imports numpy.ma (11 MiB).
+    """
+    import numpy.ma  # noqa: F401
     import torch._dynamo  # noqa: F401
 
     import fedrpc.client.app  # with grpc

@@ -88,7 +88,7 @@ class Spread:
         return root
 
 
-def describe(features: Tensor, y: Tensor, num_classes: int, spread: Spread) -> Moments:
+def moments_of(features: Tensor, y: Tensor, num_classes: int, spread: Spread) -> Moments:
     """One client's moments; a class of one example has no spread, a class of none has no mean either."""
     counts = torch.bincount(y, minlength=num_classes)
     means = features.new_zeros(num_classes, spread.features)
@@ -197,7 +197,7 @@ class CCVR(FedAvg):
             for x, _ in ctx.data.train.batches(_BATCH):
                 ctx.check()
                 features.append(model.features(x.to(ctx.device)).cpu().double())
-        found = describe(torch.cat(features), ctx.data.train.y, ctx.env.num_classes, spread)
+        found = moments_of(torch.cat(features), ctx.data.train.y, ctx.env.num_classes, spread)
         return Moments(found.counts.int(), found.means.float(), found.spreads.float())
 
     def cost(self, shapes: Shapes) -> Cost:

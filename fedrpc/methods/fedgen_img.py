@@ -103,10 +103,10 @@ class Critic:
         self._apart.append((mean - module.running_mean).norm() + (var - module.running_var).norm())  # type: ignore[operator]
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits, and the distance of BatchNorm's statistics; 0 without BatchNorm."""
+        """Logits, and the distance of BatchNorm's statistics, a mean over its layers; 0 without BatchNorm."""
         self._apart.clear()
         logits: Tensor = self._model(x)
-        return logits, torch.stack(self._apart).sum() if self._apart else logits.new_zeros(())
+        return logits, torch.stack(self._apart).mean() if self._apart else logits.new_zeros(())
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ Departs from the paper:
 - The fraction alpha that a client shares is drawn once, without replacement, and stays the same in every round, so less
   of its data is ever exposed than if it were drawn anew.
 - `transport` can halve the bytes of the activations (float16, bfloat16); the paper sends float32, which is the default.
-- Beside its activations a client reports the distance correlation of a fixed batch (`measure`, 16 bytes).
+- With its activations a client reports the distance correlation of a fixed batch of `measure` of its examples, and that
+  of unrelated pairs (16 bytes); a round records the means as `dcor2`, `dcor` and `dcor2_null`. The estimate depends on
+  the batch size, so a client with fewer examples reports none.
 
 Where the paper is silent:
 - BatchNorm. In local training the layers up to the cut see the client's own examples and the layers after it the mixed
@@ -13,7 +15,7 @@ Where the paper is silent:
 - The received model's predictions are a target: no gradient flows through them into the activations.
 - Before there is a buffer, all three terms are on the client's own activations and labels.
 - The buffer is run through in shuffled passes, a batch of the size of the local one at a time: a buffer smaller than a
-  batch repeats. A client's own activations are in it like any other's.
+  batch repeats. A client's own activations are in it like any other's; its rows are shuffled.
 
 Feature exposure is not recorded here: the ledger has every message with `activations` (phase `extract` up, phase `fit`
 of the next round down), and `fedrpc.metrics.exposure` reads it from there.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedrpc.client.store import ClientStore
 from fedrpc.errors import ConfigError
 from fedrpc.methods.base import ClientContext
-from fedrpc.methods.ccvr import CCVR, Moments, Pooled, Spread, describe
+from fedrpc.methods.ccvr import CCVR, Moments, Pooled, Spread, moments_of
 from fedrpc.methods.fedavg import Global
 from fedrpc.models.base import Model
 from fedrpc.models.state import load
@@ -36,7 +36,7 @@ def clients(seed: int = 0) -> list[tuple[Tensor, Tensor]]:
 def pooled(spread: Spread, parts: list[tuple[Tensor, Tensor]]) -> Pooled:
     whole = Pooled(4, spread)
     for features, y in parts:
-        whole.add(describe(features, y, 4, spread))
+        whole.add(moments_of(features, y, 4, spread))
     return whole
 
 
@@ -59,7 +59,7 @@ def test_pooled_moments_are_those_of_the_concatenated_features() -> None:
 
 def test_pooled_moments_by_the_papers_formula() -> None:
     whole, spread = pooled(Spread(5, diagonal=False), clients()), Spread(5, diagonal=False)
-    told = [describe(features, y, 4, spread) for features, y in clients()]
+    told = [moments_of(features, y, 4, spread) for features, y in clients()]
     counts = [int(moments.counts[0]) for moments in told]
     total = sum(counts)
     mean = sum(n * moments.means[0] for n, moments in zip(counts, told, strict=True)) / total
@@ -98,7 +98,7 @@ def test_virtual_features_have_the_moments(diagonal: bool) -> None:
 def test_a_singular_covariance_needs_no_correction() -> None:
     spread = Spread(5, diagonal=False)
     features = torch.randn(3, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    told = describe(features, torch.zeros(3, dtype=torch.int64), 4, spread)
+    told = moments_of(features, torch.zeros(3, dtype=torch.int64), 4, spread)
     root = spread.root(told.spreads[0])
     assert root.shape == (5, 2)  # three points have two directions
     torch.testing.assert_close(root @ root.T, square(told.spreads[0]))
