@@ -75,13 +75,14 @@ def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
 @contextlib.contextmanager
 def registered(*methods: type[Method[Any]]) -> Iterator[None]:
     """Files methods for a while, as a package of theirs would."""
-    kept = dict(METHODS._items)
+    new = [cls for cls in methods if cls.name not in METHODS]
     try:
         for cls in methods:
             METHODS.register(cls.name)(cls)
         yield
     finally:
-        METHODS._items = kept
+        for cls in new:
+            METHODS._items.pop(cls.name, None)
 
 
 class SmallProblem(Problem):

@@ -168,6 +168,8 @@ def summarise(path: Path, delta: float) -> dict[str, Any]:
                     row["kind"], {"count": 0, "epsilon": None, "delta": None, "covers": row["covers"]}
                 )
                 entry["count"] += 1
+                if row["covers"].startswith("no guarantee"):
+                    entry["covers"] = row["covers"]  # one bare release uncovers its kind
     bare = sorted(kind for kind, entry in kinds.items() if entry["covers"].startswith("no guarantee"))
     reason = f"no guarantee: {', '.join(bare)} left clients uncovered" if bare else "nothing left a client"
     return {"epsilon": None, "delta": delta, "accountant": None, "reason": reason, "releases": kinds}

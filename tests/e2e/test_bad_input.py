@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.e2e.programs import Program, Programs, free_port, settings, wait_for
+from fedrpc.problem import Problem
+from fedrpc.wire.v1 import coordinator_pb2 as pb
+from tests.e2e.programs import Program, Programs, configuration, free_port, settings, wait_for
 from tests.e2e.rawclient import SERVICE, RawClient, refusal
 from tests.e2e.rundir import RunDir
 
 pytestmark = pytest.mark.timeout(180)
 
-CONFIG, UNAVAILABLE, USAGE = 78, 75, 2
+CONFIG, UNAVAILABLE, PROTOCOL, USAGE = 78, 75, 76, 2
 
 
 def assert_one_line(ended: Program, code: int, *words: str) -> None:
@@ -264,15 +267,27 @@ def test_another_version_with_the_same_wire_is_welcome(waiting: Program) -> None
 
 
 class _Fake(grpc.GenericRpcHandler):
-    """A server that answers Join with a refusal, or does not know it."""
+    """A server that knows Join alone, or not even that."""
 
-    def __init__(self, code: grpc.StatusCode | None, words: str) -> None:
-        self._code, self._words = code, words
+    def __init__(self, join: Callable[[bytes, Any], bytes] | None) -> None:
+        self._join = join
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        if self._code is None or details.method != f"/{SERVICE}/Join":
+        if self._join is None or details.method != f"/{SERVICE}/Join":
             return None
-        return grpc.unary_unary_rpc_method_handler(lambda _, context: context.abort(self._code, self._words))
+        return grpc.unary_unary_rpc_method_handler(self._join)
+
+
+@contextlib.contextmanager
+def _fake(join: Callable[[bytes, Any], bytes] | None) -> Iterator[str]:
+    with futures.ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool, (_Fake(join),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop(0).wait(10)
 
 
 @pytest.mark.parametrize(
@@ -287,13 +302,46 @@ class _Fake(grpc.GenericRpcHandler):
 def test_a_server_that_refuses(
     status: grpc.StatusCode | None, words: str, code: int, said: str, tmp_path: Path, programs: Programs
 ) -> None:
-    with futures.ThreadPoolExecutor(1) as pool:
-        server = grpc.server(pool, (_Fake(status, words),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        ended = _client(programs, f"127.0.0.1:{port}", 0, tmp_path / "state")
-        assert_one_line(ended, code, *said.split("; "))
-        server.stop(0).wait(10)
+    with _fake((lambda _, context: context.abort(status, words)) if status else None) as address:
+        assert_one_line(_client(programs, address, 0, tmp_path / "state"), code, *said.split("; "))
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"dataset_digest": "0" * 64}, CONFIG, "the data set differs from the server's"),
+        ({"partition_sha256": "0" * 64}, CONFIG, "the partition differs from the server's"),
+        ({"method_digest": b"0" * 32}, CONFIG, "the method's messages differs from the server's"),
+        ({"config": "{"}, PROTOCOL, "configuration"),
+        ({"config": '{"from_the_future": 1}'}, PROTOCOL, "configuration; from_the_future"),
+        ({"config": '{"method": "fedavgg"}'}, CONFIG, "unknown method 'fedavgg'"),
+        ({"config": '{"dataset": "../../etc"}'}, CONFIG, "unknown data set '../../etc'"),
+        ({"run_id": "../../elsewhere"}, PROTOCOL, "name; ../../elsewhere"),
+        ({"run_id": ""}, PROTOCOL, "name"),
+    ],
+)
+def test_a_server_that_serves_something_else(
+    changes: dict[str, Any], code: int, said: str, tmp_path: Path, programs: Programs, finished: RunDir
+) -> None:
+    """What a client learns at Join it compares with what it computes itself, before it does any work."""
+    problem = Problem(configuration(settings()))
+    right = {
+        "session": "s",
+        "run_id": "r",
+        "config": problem.config.for_clients(),
+        "dataset_digest": problem.dataset.digest,
+        "partition_sha256": problem.partition.sha256,
+        "method_digest": problem.method.schema_digest(),
+        "package_version": "0.0.1",
+    }
+    answer = pb.JoinResponse(**(right | changes)).SerializeToString()
+    with _fake(lambda *_: answer) as address:
+        assert_one_line(_client(programs, address, 0, tmp_path / "state"), code, *said.split("; "))
+
+
+def test_an_answer_to_join_that_is_none(tmp_path: Path, programs: Programs) -> None:
+    with _fake(lambda *_: b"\xff" * 40) as address:
+        assert_one_line(_client(programs, address, 0, tmp_path / "state"), PROTOCOL, "are not a JoinResponse")
 
 
 def test_something_that_is_no_server_at_all(tmp_path: Path, programs: Programs) -> None:

@@ -88,7 +88,7 @@ def test_progress_then_ctrl_c_then_the_table(
     words = ["run", "--out", str(out.path), *settings(method="gated", params__batch_s=0.1)]
     terminals.append(Terminal(words, env))
     terminal = terminals[-1]
-    wait_for("a round is behind it", lambda: re.search(rf"1/{NUM_ROUNDS}\b", terminal.text))
+    wait_for("a round is behind it", lambda: re.search(rf"━ 1/{NUM_ROUNDS} ", terminal.text))
     everybody = psutil.Process(terminal.process.pid).children(recursive=True)
     terminal.press(b"\x03")
     assert terminal.process.wait(PATIENCE_S) == 130

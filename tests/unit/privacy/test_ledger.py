@@ -157,6 +157,23 @@ def test_the_summary_counts_what_left_and_promises_nothing(path):
     assert "weights left clients uncovered" in got["reason"]
 
 
+@pytest.mark.parametrize("covered_first", [True, False])
+def test_one_uncovered_release_uncovers_its_kind(path, covered_first):
+    promise = Guarantee("gaussian", {"sigma": 2.0}, "theorem 1")
+    guarantees = (promise, None) if covered_first else (None, promise)
+    rows, head = [], GENESIS
+    for index, guarantee in enumerate(guarantees):
+        where = {"client": 0, "round": index, "phase": "fit"}
+        rows.append(Release(Kind.LATENT_MEANS, ("means",), guarantee, where).row(index, head))
+        head = chained(head, rows[-1])
+    file = PrivacyFile(path)
+    file.extend(0, 0, rows)
+    file.close()
+    got = summarise(path, 1e-5)
+    assert got["releases"]["latent_means"]["covers"].startswith("no guarantee")
+    assert "latent_means left clients uncovered" in got["reason"]
+
+
 def test_a_run_that_released_nothing_says_so(tmp_path):
     got = summarise(tmp_path / "none.jsonl", 1e-5)
     assert got["releases"] == {}
