@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedrpc import __version__
 from fedrpc.errors import ConfigError, UnknownName
 
 
@@ -104,6 +105,19 @@ def build(values: Mapping[str, Any]) -> RunConfig:
     params = _validated(cls.Params, config.params, f"parameter of {config.method}", "params.")
     # Written out whole, so that a default and the same value by hand are the same run.
     return config.model_copy(update={"params": params.model_dump(mode="json")})
+
+
+def told(text: str) -> RunConfig:
+    """The configuration that a server told at Join; raises ConfigError when this version does not know it."""
+    try:
+        return RunConfig.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "JSON"
+        raise ConfigError(
+            f"the server's configuration is not one that fedrpc {__version__} knows ({where}: {first['msg'].lower()}); "
+            "install the same fedrpc on both sides"
+        ) from None
 
 
 def params_of(config: RunConfig) -> Any:

@@ -18,7 +18,7 @@ from fedrpc.client.answer import Answerer
 from fedrpc.client.identity import Identity
 from fedrpc.client.store import ClientStore
 from fedrpc.client.transport import SessionLost, Task, Transport
-from fedrpc.config import RunConfig
+from fedrpc.config import told
 from fedrpc.credentials import ClientTls
 from fedrpc.device import choose
 from fedrpc.errors import Abstained, Cancelled, FedrpcError, Refused, Unavailable, WireError
@@ -141,7 +141,7 @@ class ClientApp:
         self._log.info("joined", run=answer.run_id)
 
     def _set_up(self, answer: pb.JoinResponse) -> None:
-        config = RunConfig.model_validate_json(answer.config)
+        config = told(answer.config)
         if not 0 <= self._options.client_id < config.clients:
             raise Refused(f"client id {self._options.client_id} is out of range: the run has 0 to {config.clients - 1}")
         torch.set_num_threads(config.train.threads)

@@ -45,7 +45,7 @@ class Raw:
 
 
 def write(folder: Path, name: str, raw: Raw, *, licence: str, source: str) -> None:
-    """Writes the arrays and meta.json of data set `name` into `folder`, which exists.
+    """Writes the arrays and meta.json of data set `name` into `folder`, which is made when it is not there.
 
     Labels and groups are stored as int64, so that a reader maps them without a copy.
     """
@@ -54,6 +54,7 @@ def write(folder: Path, name: str, raw: Raw, *, licence: str, source: str) -> No
             raise DataError(
                 f"data set '{name}', x_{split}: expected finite numbers, got NaN or infinity in sample {bad}"
             )
+    folder.mkdir(parents=True, exist_ok=True)
     digests = {}
     for key, values in raw.arrays.items():
         stored = np.ascontiguousarray(values if key.startswith("x_") else np.asarray(values, dtype=np.int64))

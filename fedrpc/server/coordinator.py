@@ -91,6 +91,7 @@ class Coordinator:
 
     async def _wait_for_clients(self) -> None:
         self._desk.progress("waiting", {"of": self._config.clients})
+        self._log.info("waiting_for_clients", joined=len(self._roster), of=self._config.clients)
         absent = await self._roster.wait_for_all(self._config.limits.join_s)
         here = self._config.clients - len(absent)
         if (absent and here < self._config.limits.quorum * self._config.clients) or not here:
@@ -150,6 +151,8 @@ class Coordinator:
         record |= {name: judged[name] for name in ("loss", "accuracy") if name in judged} | rnd.recorded
         record["seconds"] = time.monotonic() - started
         await self._make_durable(state, index, [record, judged] if len(judged) > 2 else [record])
+        shown = {name: record[name] for name in ("accuracy", "loss", "num_clients", "seconds") if name in record}
+        self._log.info("round_finished", round=index, **shown)
         traffic = {f"bytes_{direction}": size for direction, size in self._book.message_bytes.items()}
         self._desk.progress("round_finished", record | traffic)
         return state

@@ -83,7 +83,8 @@ def _claim(out: Path, config: RunConfig) -> str:
     if kept.exists():
         old = build(read_toml(kept))
         if old.hash != config.hash:
-            apart = "; ".join(differences(old, config)[:4])
+            found = differences(old, config)
+            apart = "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
             raise ConfigError(f"{out} holds another run ({apart}); choose another --out, or remove it")
         last = CheckpointFolder(out / "checkpoints").load()
         if last and last.round >= config.rounds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,3 +204,29 @@ def test_a_round_below_quorum_ends_the_server_and_can_be_played_again(
     assert out.model_sha256 == finished.model_sha256
     assert_sound(out)
     assert [len(gates.pids(f"client-{client}-0")) for client in range(NUM_CLIENTS)] == [1, 1, 2]
+
+
+def test_a_client_that_lost_its_store_goes_on_with_the_servers_copy_of_its_account(
+    tmp_path: Path, programs: Programs, gates: Gates, finished: RunDir
+) -> None:
+    """Killed in round 1 and its folder removed: it is somebody new to the server, with the old one's privacy rows."""
+    out = RunDir(tmp_path / "run")
+    words = settings(method="gated", params__gates=str(gates.folder), limits__grace_s=0.5)
+    gates.shut("client-1-1")
+    server = programs.server(out.path, *words)
+    clients = programs.clients(server.address(), NUM_CLIENTS, tmp_path / "state")
+    gates.wait("client-1-1")
+    clients[1].kill()
+    shutil.rmtree(tmp_path / "state" / "1")
+    wait_for("the server gives the old one up", lambda: server.logged("client_lost"))
+    gates.open_all()
+    new = programs.client(server.address(), 1, tmp_path / "state")
+    server.completed()
+    assert [row["rows"] for row in new.logged("privacy_chain_adopted")] == [2]
+    assert out.model_sha256 == finished.model_sha256
+    assert repeated_releases(out) == []
+    assert list(broken_links(out)) == []
+    assert len(out.privacy) == 2 * NUM_CLIENTS * NUM_ROUNDS
+    assert repeated_ledger_keys(out) == []
+    assert out.summary["ledger_check"]["differing"] == 0
+    assert out.summary["ledger_check"]["only_server"] > 0, "what the lost store had counted"
