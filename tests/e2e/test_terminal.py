@@ -85,7 +85,7 @@ def test_progress_then_ctrl_c_then_the_table(
     tmp_path: Path, env: dict[str, str], terminals: list[Terminal], finished: RunDir
 ) -> None:
     out = RunDir(tmp_path / "run")
-    words = ["run", "--out", str(out.path), *settings(method="gated", params__batch_s=0.1)]
+    words = ["run", "--out", str(out.path), *settings(method="gated", params__batch_s=0.05)]
     terminals.append(Terminal(words, env))
     terminal = terminals[-1]
     wait_for("a round is behind it", lambda: re.search(rf"━ 1/{NUM_ROUNDS} ", terminal.text))
