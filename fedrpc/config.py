@@ -135,7 +135,8 @@ def _validated(cls: type[Any], values: Mapping[str, Any], what: str, prefix: str
         path = [str(step) for step in first["loc"]]
         name = prefix + ".".join(path)
         if first["type"] == "extra_forbidden":
-            raise UnknownName(what, name, (prefix + n for n in _names_beside(cls, path))) from None
+            beside = [prefix + n for n in _names_beside(cls, path)]
+            raise UnknownName(what, name, beside, _elsewhere(cls, path)) from None
         got = first.get("input")
         raise ConfigError(f"{name}: {first['msg'].lower()}, got {got!r}") from None
 
@@ -146,6 +147,17 @@ def _names_beside(cls: type[BaseModel], path: list[str]) -> Iterable[str]:
         assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
         cls = annotation
     return [".".join([*path[:-1], name]) for name in cls.model_fields]
+
+
+def _elsewhere(cls: type[BaseModel], path: list[str]) -> str:
+    """Says so when a name that is unknown here stands in one of the tables."""
+    tables = {name: field.annotation for name, field in cls.model_fields.items() if len(path) == 1}
+    found = [
+        f"{name}.{path[0]}"
+        for name, table in tables.items()
+        if isinstance(table, type) and issubclass(table, BaseModel) and path[0] in table.model_fields
+    ]
+    return f"There is '{found[0]}'." if found else ""
 
 
 def read_toml(path: Path) -> dict[str, Any]:

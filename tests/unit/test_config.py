@@ -1,0 +1,107 @@
+"""Configurations: one frozen object from recipe, file, options and --set, whose hash names the run."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from fedrpc import config
+from fedrpc.errors import ConfigError, UnknownName
+
+
+def test_defaults_written_out_by_hand_are_the_same_run() -> None:
+    assert config.build({"method": "fedavg", "train": {"lr": 0.02}}).hash == config.build({}).hash
+    assert config.build({"method": "fedprox", "params": {"mu": 0.01}}).hash == config.build({"method": "fedprox"}).hash
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 1}, {"train": {"lr": 0.03}}, {"partition": "shards:2"}, {"method": "fedntd"}, {"local_test": 0.2}],
+)
+def test_what_changes_the_result_changes_the_name(change: dict[str, object]) -> None:
+    assert config.build(change).hash != config.build({}).hash
+
+
+@pytest.mark.parametrize(
+    "change", [{"rounds": 99}, {"parallel": 7}, {"device": "cpu"}, {"limits": {"deadline_s": 1.0, "quorum": 1.0}}]
+)
+def test_what_does_not_change_the_result_keeps_the_name(change: dict[str, object]) -> None:
+    assert config.build(change).hash == config.build({}).hash
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"train_size": 50, "seed": 3, "train": {"optimizer": "adam", "lr": 1e-7}},
+        {"method": "flea", "params": {"alpha": 0.2}, "partition": 'odd "name": \\ x'},
+    ],
+)
+def test_the_toml_of_a_run_gives_it_again(values: dict[str, object]) -> None:
+    made = config.build(values)
+    assert config.build(tomllib.loads(config.to_toml(made))) == made
+
+
+def test_later_layers_win_key_by_key() -> None:
+    layers = [{"seed": 1, "train": {"lr": 0.1, "epochs": 2}}, {"train": {"lr": 0.5}}, {"seed": 4}]
+    assert config.merged({}, *layers) == {"seed": 4, "train": {"lr": 0.5, "epochs": 2}}
+
+
+def test_set_takes_toml_values_and_plain_words() -> None:
+    items = ["train.lr=0.5", "partition=dirichlet:0.1", "train.optimizer=adam", "params.flags=[1, 2]", "seed=3"]
+    assert config.parse_set(items) == {
+        "train": {"lr": 0.5, "optimizer": "adam"},
+        "partition": "dirichlet:0.1",
+        "params": {"flags": [1, 2]},
+        "seed": 3,
+    }
+    with pytest.raises(ConfigError, match="--set takes key=value"):
+        config.parse_set(["seed"])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"clinets": 3}, "Did you mean 'clients'?"),
+        ({"lr": 0.1}, "There is 'train.lr'."),
+        ({"train": {"epoch": 1}}, "Did you mean 'train.epochs'?"),
+        ({"method": "fedprox", "params": {"muu": 1}}, "Did you mean 'params.mu'?"),
+        ({"method": "fedaverage"}, "Did you mean 'fedavg'?"),
+    ],
+)
+def test_a_wrong_name_gets_the_right_one(values: dict[str, object], said: str) -> None:
+    with pytest.raises(UnknownName) as caught:
+        config.build(values)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"clients": 0}, "clients: input should be greater than or equal to 1, got 0"),
+        ({"train": {"lr": -1}}, "train.lr: input should be greater than 0, got -1"),
+        ({"fraction": "half"}, "got 'half'"),
+        ({"method": "fedprox", "params": {"mu": -1}}, "params.mu: input should be greater than or equal to 0, got -1"),
+    ],
+)
+def test_a_wrong_value_says_where_and_what(values: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.build(values)
+    assert said in str(caught.value)
+
+
+def test_differences_name_what_changed() -> None:
+    found = config.differences(config.build({}), config.build({"seed": 2, "train": {"lr": 0.5}}))
+    assert found == ["seed 0 -> 2", "train.lr 0.02 -> 0.5"]
+
+
+def test_every_recipe_is_a_run() -> None:
+    assert "quickstart" in config.recipes()
+    for name in config.recipes():
+        assert config.build(config.recipe(name)).rounds > 0
+
+
+def test_the_cohort_has_at_least_one_client() -> None:
+    assert config.build({"clients": 10, "fraction": 0.01}).cohort_size == 1
+    assert config.build({"clients": 100, "fraction": 0.1}).cohort_size == 10
