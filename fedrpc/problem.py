@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import mmap
 import threading
 from collections.abc import Callable
 from functools import cached_property
@@ -42,7 +43,7 @@ class Problem:
         self.method: Method[Any] = METHODS[config.method]()
         self.params = params_of(config)
         # A model that does not fit the data says so now. `init` knows no method, phase or client.
-        self._base = self._seeded("init", self._configured)
+        self._base_bytes = models.payload_bytes(models.tensors(self._seeded("init", self._configured)))
         self._template = self._seeded("init", lambda: self.method.network(self._configured))
         self.env = Env(
             params=self.params,
@@ -69,7 +70,7 @@ class Problem:
 
     def base_bytes(self) -> int:
         """The payload of the configured network alone, without what a method adds to it: FedAvg's yardstick."""
-        return models.payload_bytes(models.tensors(self._base))
+        return self._base_bytes
 
     @cached_property
     def partition(self) -> Partition:
@@ -94,9 +95,25 @@ class Problem:
         return Examples(torch.from_numpy(np.array(test.y)), lambda index: self._inputs(test.x[index]))
 
     def _examples(self, split: Split, index: np.ndarray) -> Examples:
-        # A copy of the client's own rows, as stored (bytes, not floats): N clients stay small.
-        rows = np.array(split.x[index])
-        return Examples(torch.from_numpy(np.array(split.y[index])), lambda inner: self._inputs(rows[inner]))
+        # Rows are read from the shared map a batch at a time, and never kept: N clients hold one copy between them.
+        def fetch(inner: np.ndarray) -> torch.Tensor:
+            found = self._inputs(split.x[index[inner]])
+            _unmap_pages(split.x)
+            return found
+
+        return Examples(torch.from_numpy(np.array(split.y[index])), fetch)
 
     def _inputs(self, rows: np.ndarray) -> torch.Tensor:
         return self.dataset.inputs(rows, self.config.normalise)
+
+
+def _unmap_pages(array: np.ndarray) -> None:
+    """Lets go of the pages that reading touched: they stay in the system's cache, but count as nobody's own.
+
+    A client's rows are scattered, so their pages would cost it more than twice the rows themselves.
+    """
+    owner: Any = array
+    while isinstance(owner, np.ndarray):  # a view of a view of a map
+        owner = owner.base
+    if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        owner.madvise(mmap.MADV_DONTNEED)

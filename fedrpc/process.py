@@ -46,6 +46,13 @@ def return_freed_memory() -> None:
         libc.mallopt(_M_MMAP_THRESHOLD, 4 << 20)
 
 
+def give_back_memory() -> None:
+    """Returns what was freed so far to the system, once; for after a set-up that needed much for a moment."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
 def run_async(main: Coroutine[Any, Any, Any]) -> Any:
     """Runs a coroutine; SIGTERM and SIGINT cancel it, so that it can put its things away, and raise Stopped."""
 

@@ -23,6 +23,7 @@ from fedrpc.credentials import ClientTls
 from fedrpc.device import choose
 from fedrpc.errors import Abstained, Cancelled, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.problem import Problem
+from fedrpc.process import give_back_memory
 from fedrpc.wire.frames import SCHEMA_DIGEST, check_name
 from fedrpc.wire.ledger import SESSION, Rows, merge
 from fedrpc.wire.v1 import coordinator_pb2 as pb
@@ -163,6 +164,8 @@ class ClientApp:
         self._run_id = answer.run_id
         self._store = ClientStore(folder)
         self._answerer = Answerer(problem, self._options.client_id, self._store, device, self._transport.meter)
+        del problem.partition  # everybody's indices; a client needs its own alone, and has its rows
+        give_back_memory()
 
     def _see_durable(self, durable: int) -> None:
         if durable > self._durable and self._store:
