@@ -64,6 +64,7 @@ class RunConfig(_Frozen):
     partition: str = "iid"
     model: str = "auto"
     normalise: Literal["standard", "unit", "symmetric"] = "standard"
+    channels: int | None = Field(None, ge=1, description="use only the first so many channels of every sample")
     clients: int = Field(10, ge=1)
     fraction: float = Field(1.0, gt=0, le=1, description="share of the clients in a round's cohort")
     rounds: int = Field(10, ge=0)

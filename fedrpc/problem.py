@@ -35,7 +35,8 @@ class Problem:
     """
 
     def __init__(self, config: RunConfig, data_dir: Path | None = None) -> None:
-        self.dataset: DataSet = load(config.dataset, data_dir)
+        dataset = load(config.dataset, data_dir)
+        self.dataset: DataSet = dataset.first_channels(config.channels) if config.channels else dataset
         if config.model == "auto":
             name = models.default_for(self.dataset.shape, config.dataset)
             config = config.model_copy(update={"model": name})
@@ -48,11 +49,13 @@ class Problem:
         self.env = Env(
             params=self.params,
             num_clients=config.clients,
+            cohort_size=config.cohort_size,
             num_classes=self.dataset.num_classes,
             shape=self.dataset.shape,
             train=config.train,
             model=self.network,
             build=lambda purpose, make: self._seeded(f"init-{purpose}", make),
+            num_examples=lambda: [sum(row) for row in self.class_counts],
         )
         self.method.check(self.env)
 
@@ -83,6 +86,15 @@ class Problem:
         """A client's training and test examples, as positions in the training set."""
         mine = self.partition.indices[client]
         return local_split(mine, self.dataset.train.y, self.config.local_test, self.config.seed, client)
+
+    @cached_property
+    def class_counts(self) -> list[list[int]]:
+        """How many training examples of each class every client has."""
+        y = self.dataset.train.y
+        return [
+            np.bincount(y[self.local_indices(client)[0]], minlength=self.dataset.num_classes).tolist()
+            for client in range(self.config.clients)
+        ]
 
     def client_data(self, client: int) -> ClientData:
         """One client's own data."""

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,20 @@ class DataSet:
     def num_classes(self) -> int:
         """How many classes there are, also if some have no sample."""
         return len(self.classes)
+
+    def first_channels(self, count: int) -> DataSet:
+        """The same samples with their first channels only; still maps, and a digest of its own."""
+        if count > self.shape[0]:
+            raise DataError(f"channels: '{self.name}' has {self.shape[0]}, got {count}; ask for fewer, or leave it out")
+        return replace(
+            self,
+            shape=(count, *self.shape[1:]),
+            mean=self.mean[:count],
+            std=self.std[:count],
+            train=replace(self.train, x=self.train.x[:, :count]),
+            test=replace(self.test, x=self.test.x[:, :count]),
+            digest=hashlib.sha256(f"{self.digest}\nfirst {count} channels".encode()).hexdigest(),
+        )
 
     @cached_property
     def _channel_shape(self) -> tuple[int, ...]:

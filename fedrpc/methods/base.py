@@ -84,11 +84,13 @@ class Env:
 
     params: Any
     num_clients: int
+    cohort_size: int
     num_classes: int
     shape: tuple[int, ...]
     train: TrainConfig
     model: Callable[[], nn.Module]  # a fresh copy of the run's network, always with the same initial weights
     build: Callable[[str, Callable[[], nn.Module]], nn.Module]  # any other network, with initial weights by purpose
+    num_examples: Callable[[], Sequence[int]]  # training examples of every client; the first call makes the split
 
 
 class Round(Protocol):

@@ -24,7 +24,7 @@ of the next round down), and `fedrpc.metrics.exposure` reads it from there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -164,7 +164,7 @@ class Objective:
                 log_g = F.log_softmax(self._received_tail(activations), dim=1)
             loss = loss + self._params.lambda1 * divergence(log_p, log_g)
         if self._params.lambda2:
-            loss = loss + self._params.lambda2 * dcor2(x, own)
+            loss = loss + self._params.lambda2 * dcor2(staged(model, "flea").seen(x), own)
         return loss
 
     def _mixed(self, own: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -213,7 +213,7 @@ class NextBuffer:
         body = reply.body
         count = 0 if body.features is None else len(body.features.labels)
         if count != self._promised[reply.client]:
-            self._refused[reply.client] = f"promised {self._promised[reply.client]} activations, sent {count}"
+            self._refused[reply.client] = f"expected {self._promised[reply.client]} activations, sent {count}"
             return
         if body.measured is not None:
             self._measured.append(body.measured)
@@ -273,12 +273,22 @@ class Flea(Method[Start]):
         measure: int = Field(32, ge=0, description="examples behind a client's distance correlation; 0 for none")
 
     def check(self, env: Env) -> None:
-        """Refuses networks that can not be cut there, and a buffer that can not hold one activation."""
-        size = layout_of(env).size_bytes
-        if env.params.alpha and size > env.params.max_buffer:
+        """Refuses networks that can not be cut there, an alpha that gives no activation, and a buffer too large."""
+        params, size = env.params, layout_of(env).size_bytes
+        if not params.alpha:
+            return
+        counts = sorted(env.num_examples(), reverse=True)
+        if not share(params.alpha, counts[0]):
             raise ConfigError(
-                f"one activation takes {size} bytes but params.max_buffer is {env.params.max_buffer}; raise it or cut "
-                "at another params.split_layer"
+                f"params.alpha = {params.alpha} gives no activation to share: the largest client has {counts[0]} "
+                f"examples; set it to {math.ceil(1000 / counts[0]) / 1000} or more, or to 0 to share nothing"
+            )
+        largest = sum(share(params.alpha, count) for count in counts[: env.cohort_size])
+        if largest * size > params.max_buffer:
+            raise ConfigError(
+                f"a buffer of up to {largest} activations of {size} bytes takes {largest * size} bytes but "
+                f"params.max_buffer is {params.max_buffer}; raise it, lower params.alpha or --fraction, set "
+                "params.transport to float16, or cut at another params.split_layer"
             )
 
     def init(self, env: Env) -> Start:
@@ -287,46 +297,27 @@ class Flea(Method[Start]):
 
     async def round(self, state: Start, rnd: Round) -> Start:
         """Asks the cohort to train, averages, and has the same clients extract the next buffer with the average."""
-        mean, losses, sizes = WeightedMean(), {}, {}
+        mean, losses = WeightedMean(), {}
         async for reply in rnd.ask(FIT, state):
             await rnd.compute(mean.add, reply.body.weights, reply.body.num_examples)
             losses[reply.client] = reply.body.losses.tolist()
-            sizes[reply.client] = reply.body.num_examples
         rnd.record(local_losses=losses)
         weights = mean.value
         if rnd.params.alpha == 0:
             return Start(weights)
-        return Start(weights, await self._gather(weights, sizes, rnd))
+        return Start(weights, await self._gather(weights, list(losses), rnd))
 
-    async def _gather(self, weights: Tensors, sizes: Mapping[ClientId, int], rnd: Round) -> Features | None:
+    async def _gather(self, weights: Tensors, trained: Sequence[ClientId], rnd: Round) -> Features | None:
         layout = await rnd.compute(layout_of, rnd.env)
-        promised = {client: share(rnd.params.alpha, size) for client, size in sizes.items()}
-        self._check_promises(promised, sizes, layout, rnd)
+        # What the split gives a client, not what it says it has: nobody's word decides how much memory goes.
+        counts = rnd.env.num_examples()
+        promised = {client: share(rnd.params.alpha, counts[client]) for client in trained}
         gathered = NextBuffer(layout, rnd.env.num_classes, promised, rnd.rng("buffer"))
         phase = replace(EXTRACT, check=gathered.check)
         async for reply in rnd.ask(phase, dict.fromkeys(promised, Global(weights))):
             await rnd.compute(gathered.add, reply)
         rnd.record(transport=rnd.params.transport, **gathered.figures())
         return gathered.features
-
-    def _check_promises(
-        self, promised: Mapping[ClientId, int], sizes: Mapping[ClientId, int], layout: Layout, rnd: Round
-    ) -> None:
-        """Says what is wrong before anybody extracts and before any memory goes."""
-        params, total = rnd.params, sum(promised.values())
-        if not total and rnd.index == 0:
-            most = max(sizes.values())
-            raise ConfigError(
-                f"params.alpha = {params.alpha} gives no activation to share: the largest client of the first cohort "
-                f"has {most} examples; set it to {math.ceil(1000 / most) / 1000} or more, or to 0 to share nothing"
-            )
-        needed = total * layout.size_bytes
-        if needed > params.max_buffer:
-            raise ConfigError(
-                f"round {rnd.index}: a buffer of {total} activations takes {needed} bytes but params.max_buffer is "
-                f"{params.max_buffer}; raise it, lower params.alpha or --fraction, set params.transport to float16, or "
-                "cut at another params.split_layer"
-            )
 
     @on(FIT)
     def fit(self, ctx: ClientContext, msg: Start) -> Update:
@@ -366,7 +357,7 @@ class Flea(Method[Start]):
             parts = [head(x[start : start + _BATCH].to(ctx.device)).cpu() for start in range(0, len(x), _BATCH)]
         activations = torch.cat(parts)
         shared = Features(_sent(activations[:count], ctx.params.transport), y[:count].long()) if count else None
-        return Shared(shared, self._measure(ctx, x, activations))
+        return Shared(shared, self._measure(ctx, staged(model, "flea").seen(x), activations))
 
     def _chosen(self, ctx: ClientContext) -> tuple[int, np.ndarray]:
         """How many examples are shared, and the positions of them and of those that are measured."""

@@ -40,6 +40,10 @@ class Model(nn.Module):
         """How many legal cuts there are; they count from 0."""
         return len(self.stages)
 
+    def seen(self, x: Tensor) -> Tensor:
+        """The part of the inputs that reaches the network: what its activations may give away."""
+        return x
+
     def features(self, x: Tensor) -> Tensor:
         """The penultimate features, what the classifier sees."""
         for stage in self.stages:

@@ -69,3 +69,7 @@ class HarNet(Model):
         stages = [nn.Sequential(FirstAxes(), *first), *(nn.Sequential(*block) for block in rest), nn.Flatten()]
         flat = BLOCKS[-1][1] * height * (AXES + 2 * len(BLOCKS))
         super().__init__(stages, nn.Linear(flat, num_classes))
+
+    def seen(self, x: Tensor) -> Tensor:
+        """The three axes that are used."""
+        return FirstAxes()(x)  # type: ignore[no-any-return]

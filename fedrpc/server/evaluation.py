@@ -67,9 +67,11 @@ class Evaluator:
                 labels.append(y)
                 if sum(map(len, labels)) >= _DB_EXAMPLES:
                     break
-            layer = model.split_layer_default
+            chosen = getattr(self._problem.params, "split_layer", None)  # of a method that cuts
+            layer = model.split_layer_default if chosen is None else int(chosen)
             x, _ = next(self._test.batches(_DCOR_EXAMPLES))
             cut = split(model, layer)[0](x.to(self._device)).cpu()
+        x = model.seen(x)
         null = null_value(x, cut, derive(self._problem.config.seed, "dcor-null"))
         real = distance_correlation(x, cut)
         return {

@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 import fedrpc
@@ -39,16 +38,11 @@ def model_sha256(weights: Tensors) -> str:
 
 def shapes_of(problem: Problem, weights: Tensors, cohorts: Sequence[Sequence[int]]) -> Shapes:
     """What the method's cost formula is given."""
-    num_classes, y = problem.dataset.num_classes, problem.dataset.train.y
-    counts = [
-        np.bincount(y[problem.local_indices(client)[0]], minlength=num_classes).tolist()
-        for client in range(problem.config.clients)
-    ]
     return Shapes(
         weights_bytes=payload_bytes(weights),
         cohorts=cohorts,
-        num_examples=[sum(row) for row in counts],
-        class_counts=counts,
+        num_examples=problem.env.num_examples(),
+        class_counts=problem.class_counts,
         env=problem.env,
     )
 

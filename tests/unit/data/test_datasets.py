@@ -314,3 +314,17 @@ def test_fmnist_mini_can_be_learnt() -> None:
     means = np.stack([x[data.train.y == c].mean(0) for c in range(10)])
     guess = ((t[:, None] - means) ** 2).sum(2).argmin(1)
     assert (guess == data.test.y).mean() > 0.6
+
+
+def test_the_first_channels_are_a_view_with_a_digest_of_its_own(images: Raw, place: Place) -> None:
+    whole = load("own", place(images).parent)
+    part = whole.first_channels(1)
+    assert part.shape == (1, 4, 5)
+    assert np.shares_memory(part.train.x, whole.train.x)
+    for normalise in ("standard", "unit", "symmetric"):
+        rows = slice(0, 3)
+        expected = whole.inputs(whole.train.x[rows], normalise)[:, :1]
+        assert torch.equal(part.inputs(part.train.x[rows], normalise), expected)
+    assert part.digest != whole.digest
+    with pytest.raises(DataError, match="'own' has 2, got 3; ask for fewer"):
+        whole.first_channels(3)

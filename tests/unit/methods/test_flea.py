@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from fedrpc.errors import ConfigError
 from fedrpc.methods.base import ClientContext, on
 from fedrpc.methods.blocks.mixup import EndlessOrder, mix, one_hot, soft_cross_entropy
-from fedrpc.methods.fedavg import Global
-from fedrpc.methods.flea import EXTRACT, Chosen, Features, Flea, Measured, Objective, Shared, divergence
+from fedrpc.methods.fedavg import Global, Update
+from fedrpc.methods.flea import EXTRACT, FIT, Chosen, Features, Flea, Measured, Objective, Shared, Start, divergence
 from fedrpc.metrics.exposure import exposure_matrix, movements
 from fedrpc.metrics.features import dcor2
 from fedrpc.models import Model, load, split, tensors
@@ -371,17 +371,31 @@ class TestBadInput:
 
     def test_an_alpha_that_gives_no_activation(self) -> None:
         with pytest.raises(ConfigError, match=r"params\.alpha = 0\.01 gives no activation") as caught:
-            play(1, params={"alpha": 0.01})
+            problem_of("flea", params={"alpha": 0.01})
         remedy = float(re.search(r"set it to ([\d.]+) or more", str(caught.value)).group(1))
         assert play(1, params={"alpha": remedy}).records[0]["buffer_size"] >= 1
 
     def test_a_buffer_that_is_too_large(self) -> None:
-        with pytest.raises(ConfigError, match=r"one activation takes 56 bytes but params\.max_buffer is 55"):
-            problem_of("flea", params={"max_buffer": 55})
-        federation = InMemoryFederation(problem_of("flea", params={"max_buffer": "100B", "alpha": 0.5}))
-        with federation, pytest.raises(ConfigError, match=r"params\.max_buffer is 100; raise it, lower params\.alpha"):
-            asyncio.run(federation.play(1))
-        assert not [asked for asked in federation.clients.asked if asked[1] == "extract"]  # before anybody worked
+        # Two of four clients a round: the two largest ones decide, before anybody joins or any memory goes.
+        values = {"fraction": 0.5, "partition": "iid", "train_size": 60}
+        needed = 2 * 7 * 56
+        assert problem_of("flea", params={"max_buffer": needed, "alpha": 0.5}, **values)
+        with pytest.raises(
+            ConfigError, match=rf"up to 14 activations of 56 bytes takes {needed} bytes but params\.max_buffer is 783"
+        ):
+            problem_of("flea", params={"max_buffer": needed - 1, "alpha": 0.5}, **values)
+
+    def test_a_client_that_claims_more_examples_than_it_has(self) -> None:
+        class Boaster(Flea):
+            name = "boaster"
+
+            @on(FIT)
+            def fit(self, ctx: Any, msg: Start) -> Update:
+                answer = super().fit(ctx, msg)
+                return dataclasses.replace(answer, num_examples=10**15) if ctx.client == 0 else answer
+
+        played = run_in_memory(problem_of(Boaster, partition="iid", train_size=60, params={"alpha": 0.2}), 1)
+        assert played.records[0]["buffer_size"] == 4 * 3  # memory for a petabyte of activations was never asked for
 
     @pytest.mark.parametrize("size", [1, 8])
     def test_clients_with_one_example(self, size: int) -> None:

@@ -264,3 +264,11 @@ def test_importing_the_room_does_not_import_torchvision():
     # Hundreds of client processes import this room; torchvision would cost each of them seconds and memory.
     code = "import sys, fedrpc.models; sys.exit('torchvision' in sys.modules or 'sklearn' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_model_says_which_part_of_an_input_it_sees():
+    model, x = build("harnet", (6, 128), 6).eval(), torch.randn(4, 6, 128)
+    seen = model.seen(x)
+    assert seen.numel() == 4 * 3 * 128
+    assert torch.equal(model(seen), model(x))
+    assert build("zda-mnist", (1, 28, 28), 10).seen(x) is x
