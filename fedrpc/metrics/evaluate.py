@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fedrpc.errors import ConfigError
 
-BATCH_SIZE = 256
+BATCH_SIZE = 128  # activations of more do not fit in what malloc keeps for reuse
 
 
 @dataclass(frozen=True)

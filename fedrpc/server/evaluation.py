@@ -16,6 +16,7 @@ from fedrpc.models.base import Model
 from fedrpc.models.split import split
 from fedrpc.models.state import load
 from fedrpc.problem import Problem
+from fedrpc.process import keeping_freed_memory
 from fedrpc.seeds import derive
 from fedrpc.wire.message import Tensors
 
@@ -43,12 +44,13 @@ class Evaluator:
 
     def judge(self, weights: Tensors) -> Evaluation:
         """One pass over the external test."""
-        return evaluate(
-            self._loaded(weights),
-            self._test.batches(BATCH_SIZE),
-            num_classes=self._problem.dataset.num_classes,
-            device=self._device,
-        )
+        with keeping_freed_memory():
+            return evaluate(
+                self._loaded(weights),
+                self._test.batches(BATCH_SIZE),
+                num_classes=self._problem.dataset.num_classes,
+                device=self._device,
+            )
 
     def features(self, weights: Tensors) -> dict[str, Any]:
         """How well classes separate in the features, and how much of the input the split layer still tells.
