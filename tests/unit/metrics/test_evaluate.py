@@ -78,10 +78,10 @@ def test_the_module_sees_evaluation_mode_without_gradients():
     evaluate(Witness().train(), [(one_hot(1), torch.tensor([1]))], num_classes=3)
 
 
-def test_batches_are_256_and_the_rest():
+def test_batches_are_full_and_the_rest():
     x, y = torch.arange(600), torch.arange(600)
     sizes = [len(part) for part, _ in in_batches(x, y)]
-    assert sizes == [256, 256, 88]
+    assert sizes == [128, 128, 128, 128, 88]
     assert torch.equal(torch.cat([part for part, _ in in_batches(x, y, 7)]), x)
     with pytest.raises(ConfigError, match="600 inputs but 599 labels"):
         list(in_batches(x, y[1:]))
