@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedrpc import __version__
 from fedrpc.errors import ConfigError, UnknownName
@@ -35,11 +35,27 @@ class TrainConfig(_Frozen):
     threads: int = Field(1, ge=1, description="torch threads of a client")
 
 
+class DpSgdConfig(_Frozen):
+    """Private training in every client: either the noise, or the epsilon that a client may spend in the whole run."""
+
+    max_grad_norm: float = Field(1.0, gt=0, description="an example's gradient is cut to this 2-norm")
+    noise_multiplier: float | None = Field(None, ge=0, description="standard deviation of the noise over that norm")
+    target_epsilon: float | None = Field(None, gt=0, description="or: noise for this, if it takes part in every round")
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> DpSgdConfig:
+        if (self.noise_multiplier is None) == (self.target_epsilon is None):
+            raise ValueError("expected either noise_multiplier or target_epsilon")
+        return self
+
+
 class PrivacyConfig(_Frozen):
     """Where noise comes from and what is promised with it."""
 
     noise: Literal["seeded", "secret"] = "seeded"
     delta: float = Field(1e-5, gt=0, lt=1)
+    epsilon_budget: float | None = Field(None, ge=0, description="a client that would spend more abstains")
+    dp_sgd: DpSgdConfig | None = None
 
 
 class LimitsConfig(_Frozen):

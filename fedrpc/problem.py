@@ -43,9 +43,11 @@ class Problem:
         self.config = config
         self.method: Method[Any] = METHODS[config.method]()
         self.params = params_of(config)
+        if config.privacy.dp_sgd:
+            self._refuse_unless_private()
         # A model that does not fit the data says so now. `init` knows no method, phase or client.
-        self._base_bytes = models.payload_bytes(models.tensors(self._seeded("init", self._configured)))
-        self._template = self._seeded("init", lambda: self.method.network(self._configured))
+        self._base_bytes = models.payload_bytes(models.tensors(self._network(self._configured)))
+        self._template = self._network(lambda: self.method.network(self._configured))
         self.env = Env(
             params=self.params,
             num_clients=config.clients,
@@ -61,6 +63,20 @@ class Problem:
 
     def _configured(self) -> nn.Module:
         return models.build(self.config.model, self.dataset.shape, self.dataset.num_classes)
+
+    def _refuse_unless_private(self) -> None:
+        from fedrpc.privacy.dpsgd import private  # here, since Opacus is large and most runs do without
+
+        private(self.method.name, self.method.dp_sgd)
+
+    def _network(self, make: Callable[[], nn.Module]) -> nn.Module:
+        """A network from the stream of initial weights, with a gradient for each example if training is private."""
+        found = self._seeded("init", make)
+        if not self.config.privacy.dp_sgd:
+            return found
+        from fedrpc.privacy.dpsgd import network_for
+
+        return network_for(found, f"model '{self.config.model}'")
 
     def _seeded(self, purpose: str, make: Callable[[], nn.Module]) -> nn.Module:
         with _BUILDING, torch.random.fork_rng(devices=[]):

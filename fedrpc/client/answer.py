@@ -73,7 +73,8 @@ class Answerer:
             "step": question.step,
             "task": question.task_id,
         }
-        return self._store.commit(reply, payload, transaction.writes, releases(payload.parts, {}, where))
+        told = releases(payload.parts, context.guarantees, where, self._problem.config.privacy.noise)
+        return self._store.commit(reply, payload, transaction.writes, told)
 
     def _phase(self, name: str) -> Phase[Any, Any]:
         if name in BUILTIN:
@@ -85,7 +86,14 @@ class Answerer:
 
     def _context(self, question: pb.Envelope, transaction: Transaction, stop: threading.Event) -> AnswerContext:
         context = AnswerContext(
-            self._problem, self._data, self._client, question, device=self._device, store=transaction, stop=stop
+            self._problem,
+            self._data,
+            self._client,
+            question,
+            device=self._device,
+            store=transaction,
+            stop=stop,
+            spent=self._store.spent,
         )
         # Dropout and the like draw from torch's global stream, which is set anew for each answer.
         seed_torch(context.rng("torch"), self._device)

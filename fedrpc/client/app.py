@@ -134,7 +134,8 @@ class ClientApp:
                 f"the server now serves run {answer.run_id}, this client belongs to {self._run_id}: restart it"
             )
         assert self._store is not None
-        if self._store.adopt_chain(answer.privacy_rows, answer.privacy_head):
+        spent = tuple((entry.noise_multiplier, entry.sample_rate, entry.steps) for entry in answer.privacy_spent)
+        if self._store.adopt_chain(answer.privacy_rows, answer.privacy_head, spent):
             self._log.warning("privacy_chain_adopted", rows=answer.privacy_rows, why="the local store was lost")
         self._privacy_held = answer.privacy_rows
         self._session = answer.session

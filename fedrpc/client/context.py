@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
+from fedrpc.config import PrivacyConfig
 from fedrpc.data.examples import Examples
 from fedrpc.errors import Abstained, Cancelled
 from fedrpc.methods.base import ClientData, Loss, Store, TrainReport
 from fedrpc.methods.blocks.train import learning_rate, train
+from fedrpc.privacy.accountant import merged, spent
+from fedrpc.privacy.mechanisms import Guarantee, History, Mechanism
 from fedrpc.problem import Problem
-from fedrpc.seeds import derive
+from fedrpc.seeds import derive, torch_generator
 from fedrpc.wire.v1 import coordinator_pb2 as pb
+
+T = TypeVar("T")
 
 
 class AnswerContext:
@@ -25,6 +30,7 @@ class AnswerContext:
     Args:
         question: The envelope of the task.
         stop: Set when the server withdrew the task.
+        spent: What this client released with a guarantee before.
     """
 
     def __init__(
@@ -37,11 +43,18 @@ class AnswerContext:
         device: torch.device,
         store: Store,
         stop: threading.Event,
+        spent: Callable[[], History] = tuple,
     ) -> None:
         self.client, self.round, self.phase, self.step = client, question.round, question.phase, question.step
         self.env, self.data, self.params, self.device = problem.env, data, problem.params, device
         self.store: Store = store
-        self._problem, self._stop = problem, stop
+        self._problem, self._stop, self._spent = problem, stop, spent
+        self._question = question.digest.hex()
+        self.guarantees: dict[str, Guarantee] = {}  # by part
+
+    @property
+    def _privacy(self) -> PrivacyConfig:
+        return self._problem.config.privacy
 
     def model(self) -> nn.Module:
         """A fresh copy of the run's network on the client's device."""
@@ -65,8 +78,8 @@ class AnswerContext:
         epochs: int | None = None,
         draw: int | None = None,
     ) -> TrainReport:
-        """Trains with the run's optimizer, epochs and batch size."""
-        return train(
+        """Trains with the run's optimizer, epochs and batch size, privately if the run says so."""
+        return self._trainer()(
             model,
             loss,
             self.data.train if data is None else data,
@@ -79,6 +92,50 @@ class AnswerContext:
             epochs=epochs,
             draw=draw,
         )
+
+    def _trainer(self) -> Callable[..., TrainReport]:
+        if self._privacy.dp_sgd is None:
+            return train
+        from fedrpc.privacy.dpsgd import DpSgd  # here, since Opacus is large and most runs do without
+
+        return DpSgd(
+            self._privacy, num_rounds=self._problem.config.rounds, noise=self.noise("dp-sgd"), afford=self._afford
+        )
+
+    def release(self, part: str, value: T, mechanism: Mechanism | None) -> T:
+        """A value as it may leave, with what covers it written to its privacy row."""
+        if mechanism is None:
+            return value
+        if part in self.guarantees:
+            raise ValueError(f"part '{part}' is released twice in one answer")
+        found = mechanism.guarantee
+        if found.history and all(found is not other for other in self.guarantees.values()):
+            self._afford(found.history)
+        self.guarantees[part] = found
+        return mechanism.apply(value, self.noise(f"release-{part}"))
+
+    def _afford(self, history: History) -> None:
+        """Abstains when a release would cost more than is left of the budget."""
+        budget, delta = self._privacy.epsilon_budget, self._privacy.delta
+        if budget is None:
+            return
+        pending = {id(g): g.history for g in self.guarantees.values()}
+        before = merged([self._spent(), *pending.values()])
+        cost = spent(merged([before, history]), delta)
+        if cost > budget:
+            self.abstain(
+                f"privacy budget: this release would bring epsilon to {cost:.4g} at delta {delta:g}, and the budget is "
+                f"{budget:g} ({spent(before, delta):.4g} spent)"
+            )
+
+    def noise(self, purpose: str) -> torch.Generator:
+        """Noise for privacy: another question never meets the same noise, or the two would give each other away."""
+        if self._privacy.noise == "secret":
+            generator = torch.Generator()
+            generator.seed()  # from the system's entropy
+            return generator
+        where = (self.client, self.round, self.phase, self.step, self._question)
+        return torch_generator(derive(self._problem.config.seed, "noise", purpose, *where))
 
     def check(self) -> None:
         """Raises Cancelled when the server withdrew the task."""

@@ -6,14 +6,17 @@ answer that made it, so an answer can be undone with all that came after it; wha
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedrpc.errors import WireError
-from fedrpc.privacy.ledger import GENESIS, Release, chained
+from fedrpc.errors import Refused, WireError
+from fedrpc.privacy.accountant import merged
+from fedrpc.privacy.ledger import GENESIS, Release, chained, history_of
+from fedrpc.privacy.mechanisms import History
 from fedrpc.wire import ledger, stored
 from fedrpc.wire.codec import Payload
 from fedrpc.wire.frames import check_bytes, read_file, write_file
@@ -108,7 +111,7 @@ class ClientStore:
         worth a sync.
         """
         released = list(released)
-        promised = any(release.guarantee for release in released)
+        promised = any(release.guarantee.history for release in released)
         path = self._answers / envelope.task_id
         write_file(path, envelope, payload, sync=promised)
         with self._lock:
@@ -175,13 +178,36 @@ class ClientStore:
                 rows.append(row)
         return rows
 
-    def adopt_chain(self, count: int, head: bytes) -> bool:
-        """Continues the server's copy of the chain when it is longer than ours (a lost store); says whether it was."""
+    def spent(self) -> History:
+        """What was released with a guarantee so far; also what was undone later, for it may have been seen."""
         with self._lock:
-            if count <= self._head()[0]:
-                return False
-            self._db.execute("INSERT INTO privacy VALUES (?, ?, ?)", (count - 1, "", head))
-            return True
+            rows = self._db.execute("SELECT row FROM privacy ORDER BY number").fetchall()
+        return merged(history_of(json.loads(row)) for (row,) in rows)
+
+    def adopt_chain(self, count: int, head: bytes, history: History) -> bool:
+        """Continues the server's copy of the chain when it is longer than ours (a lost store); says whether it was.
+
+        Args:
+            count: How many rows the server holds.
+            head: The hash of the last of them.
+            history: What they spent, all together.
+
+        Raises:
+            Refused: The server's copy is of another chain than ours.
+        """
+        with self._lock, self._db:
+            if count > self._head()[0]:
+                row = json.dumps({"history": history})
+                self._db.execute("DELETE FROM privacy")
+                self._db.execute("INSERT INTO privacy VALUES (?, ?, ?)", (count - 1, row, head))
+                return True
+            known = self._db.execute("SELECT hash FROM privacy WHERE number = ?", (count - 1,)).fetchone()
+        if known and known[0] != head:
+            raise Refused(
+                f"the server's copy of this client's privacy rows differs from its own at row {count - 1}: one of them "
+                "was changed; start both with the folders of the same run"
+            )
+        return False
 
     def book(self, rows: ledger.Rows) -> None:
         """Adds rows to the client's ledger of bytes."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedrpc.config import TrainConfig
 from fedrpc.data.examples import Examples
+from fedrpc.privacy.mechanisms import Mechanism
 from fedrpc.registry import Registry
 from fedrpc.wire.kinds import Direction, Kind
 from fedrpc.wire.ledger import EVALUATE, SESSION
@@ -180,7 +181,9 @@ class TrainReport:
 
     num_examples: int
     num_steps: int
-    epoch_losses: tuple[float, ...]
+    epoch_losses: tuple[float, ...]  # NaN under DP-SGD, which does not cover them
+    covered: Mechanism | None = None  # for what follows from the trained model alone; None unless DP-SGD
+    described: Mechanism | None = None  # for the two figures above
 
     @property
     def loss(self) -> float:
@@ -235,6 +238,24 @@ class ClientContext(Protocol):
 
     def learning_rate(self) -> float:
         """The rate of this round, after decay."""
+        ...
+
+    def release(self, part: str, value: T, mechanism: Mechanism | None) -> T:
+        """A value as it may leave in the part of that name, with what covers it written to its privacy row.
+
+        Args:
+            part: The name of the answer's field, dotted when nested. A part that is not released here gets a row too,
+                without a guarantee.
+            mechanism: What to do and what that promises; with None nothing is done and nothing promised. Parts that
+                share one are one release.
+
+        Raises:
+            Abstained: It would cost more than is left of the run's privacy budget.
+        """
+        ...
+
+    def noise(self, purpose: str) -> torch.Generator:
+        """Noise that is drawn by hand: as secret as the run's, the same again for the same question if seeded."""
         ...
 
 

@@ -5,13 +5,14 @@ Departs from the paper: nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedrpc.methods.base import ClientContext, Cost, Env, Loss, Method, Phase, Round, Shapes, on, register
+from fedrpc.methods.base import ClientContext, Cost, Env, Loss, Method, Phase, Round, Shapes, TrainReport, on, register
 from fedrpc.methods.blocks.mean import WeightedMean
 from fedrpc.models.state import load, tensors
 from fedrpc.wire.kinds import Kind
@@ -47,6 +48,15 @@ def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
 
 
+def update_of(ctx: ClientContext, model: nn.Module, report: TrainReport) -> Update:
+    """A trained model as it goes up, with what its training promises."""
+    return Update(
+        ctx.release("weights", tensors(model), report.covered),
+        ctx.release("num_examples", report.num_examples, report.described),
+        ctx.release("losses", torch.tensor(report.epoch_losses, dtype=torch.float64), report.described),
+    )
+
+
 @register
 class FedAvg(Method[Global]):
     """Both halves of FedAvg."""
@@ -71,12 +81,16 @@ class FedAvg(Method[Global]):
         """Trains the received model on the client's own data."""
         model = ctx.model()
         load(model, msg.weights)
-        report = ctx.train(model, self.objective(ctx, msg))
-        return Update(tensors(model), report.num_examples, torch.tensor(report.epoch_losses, dtype=torch.float64))
+        report = ctx.train(model, self.objective(ctx, msg), on_grad=self.correction(ctx, msg))
+        return update_of(ctx, model, report)
 
     def objective(self, ctx: ClientContext, msg: Global) -> Loss:
         """The loss of a batch; methods that change nothing else override this."""
         return cross_entropy
+
+    def correction(self, ctx: ClientContext, msg: Global) -> Callable[[nn.Module], None] | None:
+        """What is done to every gradient; for terms of weights alone, which DP-SGD need not touch."""
+        return None
 
     def model(self, state: Global) -> Tensors:
         """The global model."""

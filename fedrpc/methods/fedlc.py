@@ -27,6 +27,7 @@ class FedLC(FedAvg):
     """FedAvg with calibrated logits."""
 
     name = "fedlc"
+    dp_sgd = "refused: margins come from a client's class counts, so that one record moves every example's gradient"
 
     class Params(base.Params):
         """FLea's grid is 0.1 to 1, its script has 1."""

@@ -1,24 +1,29 @@
 """FedProx (Li et al., 2020): FedAvg whose local objective is pulled towards the received model.
 
-Departs from the paper: every client does all its epochs (no partial work from stragglers).
+Departs from the paper: every client does all its epochs (no partial work from stragglers). The losses that are
+told are without the proximal term, whose gradient is added by hand.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, Loss, register
-from fedrpc.methods.fedavg import FedAvg, Global, cross_entropy
+from fedrpc.methods.base import ClientContext, register
+from fedrpc.methods.fedavg import FedAvg, Global
 from fedrpc.wire.message import Tensors
 
 
-def proximal(model: nn.Module, anchor: Tensors, mu: float) -> Tensor:
-    """Half mu times the squared distance of all trainable parameters to the received ones; buffers do not count."""
-    squares = [(p - anchor[name]).square().sum() for name, p in model.named_parameters() if p.requires_grad]
-    return 0.5 * mu * torch.stack(squares).sum()
+def pull(model: nn.Module, anchor: Tensors, mu: float) -> None:
+    """Adds the gradient of half mu times the squared distance of all trainable parameters to the received ones."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter - anchor[name], alpha=mu)
 
 
 @register
@@ -32,10 +37,10 @@ class FedProx(FedAvg):
 
         mu: float = Field(0.01, ge=0)
 
-    def objective(self, ctx: ClientContext, msg: Global) -> Loss:
-        """Cross-entropy plus the proximal term."""
+    def correction(self, ctx: ClientContext, msg: Global) -> Callable[[nn.Module], None] | None:
+        """The gradient of the proximal term; it depends on no data, so that DP-SGD has nothing to cut or to charge."""
         mu: float = ctx.params.mu
         if mu == 0:
-            return cross_entropy
+            return None
         anchor = {name: tensor.to(ctx.device) for name, tensor in msg.weights.items()}
-        return lambda model, x, y: cross_entropy(model, x, y) + proximal(model, anchor, mu)
+        return lambda model: pull(model, anchor, mu)

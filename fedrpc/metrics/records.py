@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,15 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
                     yield json.loads(line)
 
 
+def plain(value: Any) -> Any:
+    """A value that JSON can hold: what is not a finite number becomes null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 class RecordsFile:
     """The server's records.
 
@@ -30,14 +40,14 @@ class RecordsFile:
     def __init__(self, path: Path, durable_round: int, last: list[dict[str, Any]]) -> None:
         kept = [row for row in read(path) if row.get("round", -1) < durable_round]
         temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *last]))
+        temporary.write_text("".join(json.dumps(plain(row)) + "\n" for row in [*kept, *last]))
         temporary.replace(path)
         self._path = path
         self._file = path.open("a")
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         """Appends lines, durably."""
-        self._file.writelines(json.dumps(row) + "\n" for row in rows)
+        self._file.writelines(json.dumps(plain(row)) + "\n" for row in rows)
         self._file.flush()
         os.fsync(self._file.fileno())
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import WireError
+from fedrpc.privacy.accountant import merged
+from fedrpc.privacy.mechanisms import NO_GUARANTEE, Guarantee, History
 from fedrpc.wire.kinds import NOT_DATA_DERIVED, Kind
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
@@ -25,17 +27,14 @@ _ROW: dict[str, Any] = {  # what every row has
     "mechanism": (str, type(None)),
     "parameters": dict,
     "covers": str,
+    "history": list,
+    "adjacency": str,
 }
-UNCOVERED = "no guarantee: released without noise"
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    """What a mechanism promises for one kind of an answer; without one a release is uncovered."""
-
-    mechanism: str
-    parameters: Mapping[str, Any]
-    covers: str
+UNCOVERED = Guarantee(None, {}, f"{NO_GUARANTEE}: released without noise")
+NOISE = {
+    "seeded": "reproducible noise: no protection from who knows the seed",
+    "secret": "secret noise: from the system's entropy",
+}
 
 
 @dataclass(frozen=True)
@@ -44,38 +43,53 @@ class Release:
 
     kind: Kind
     parts: tuple[str, ...]
-    guarantee: Guarantee | None = None
+    guarantee: Guarantee
     where: Mapping[str, Any] = field(default_factory=dict)  # client, round, phase, step, task
 
     def row(self, index: int, previous: bytes) -> str:
         """The release as one line of the chain."""
+        told = self.guarantee
         values = dict(self.where) | {
             "kind": self.kind.label,
             "parts": list(self.parts),
-            "mechanism": self.guarantee.mechanism if self.guarantee else None,
-            "parameters": dict(self.guarantee.parameters) if self.guarantee else {},
-            "covers": self.guarantee.covers if self.guarantee else UNCOVERED,
+            "mechanism": told.mechanism,
+            "parameters": dict(told.parameters),
+            "covers": told.covers,
+            "history": [list(entry) for entry in told.history],
+            "adjacency": told.adjacency,
         }
         return _written({"index": index, "previous": previous.hex()} | values)
 
 
-def releases(parts: Iterable[pb.Part], guarantees: Mapping[str, Guarantee], where: Mapping[str, Any]) -> list[Release]:
-    """The releases among the parts of an answer: uncovered parts of a kind together, each covered part for itself.
+def releases(
+    parts: Iterable[pb.Part], guarantees: Mapping[str, Guarantee], where: Mapping[str, Any], noise: str = "seeded"
+) -> list[Release]:
+    """The releases among the parts of an answer, one for each guarantee and kind; uncovered parts are together.
 
     Args:
-        guarantees: By part name; what covers one part covers no other.
+        guarantees: By part name; what covers one part covers no other. What several parts share is charged once.
+        noise: Where the run's noise comes from.
     """
-    found: list[Release] = []
-    bare: dict[Kind, list[str]] = {}
+    found: dict[tuple[int, Kind], Release] = {}
+    names = {part.name for part in parts}
+    if unknown := set(guarantees) - names:
+        raise TypeError(f"released {', '.join(sorted(unknown))}, but the answer's parts are {', '.join(sorted(names))}")
+    charged: set[int] = set()
     for part in parts:
-        kind = Kind(part.kind)
+        kind, told = Kind(part.kind), guarantees.get(part.name, UNCOVERED)
         if kind in NOT_DATA_DERIVED:
             continue
-        if part.name in guarantees:
-            found.append(Release(kind, (part.name,), guarantees[part.name], where))
-        else:
-            bare.setdefault(kind, []).append(part.name)
-    return found + [Release(kind, tuple(names), None, where) for kind, names in bare.items()]
+        key = (id(told), kind)
+        if key in found:
+            found[key] = replace(found[key], parts=(*found[key].parts, part.name))
+            continue
+        if told.history:
+            extra = {"noise": NOISE[noise]} | ({"charged": "with another kind"} if id(told) in charged else {})
+            history = () if id(told) in charged else told.history
+            charged.add(id(told))
+            told = replace(told, parameters=dict(told.parameters) | extra, history=history)
+        found[key] = Release(kind, (part.name,), told, where)
+    return list(found.values())
 
 
 def chained(previous: bytes, row: str) -> bytes:
@@ -89,6 +103,7 @@ class PrivacyFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._heads: dict[int, tuple[int, bytes]] = {}
+        self._spent: dict[int, History] = {}
         whole = 0
         if path.exists():
             with path.open("rb") as file:
@@ -99,6 +114,7 @@ class PrivacyFile:
                     row = json.loads(line)
                     client, digest = row["client"], bytes.fromhex(row["hash"])
                     self._heads[client] = (self.head(client)[0] + 1, digest)
+                    self._spent[client] = merged([self.spent(client), history_of(row)])
             with path.open("ab") as file:
                 file.truncate(whole)
         self._file = path.open("a")
@@ -107,6 +123,10 @@ class PrivacyFile:
         """How many rows of a client are here, and the hash of the last."""
         return self._heads.get(client, (0, GENESIS))
 
+    def spent(self, client: int) -> History:
+        """What a client released with a guarantee, as far as is known here."""
+        return self._spent.get(client, ())
+
     def extend(self, client: int, first: int, rows: Iterable[str]) -> int:
         """Adds the rows that are new; raises WireError when they do not continue the chain.
 
@@ -114,7 +134,7 @@ class PrivacyFile:
             How many rows of this client are here now.
         """
         count, digest = self.head(client)
-        lines = []
+        lines, spent = [], [self.spent(client)]
         for index, row in enumerate(rows, start=first):
             if index < count:
                 continue
@@ -123,11 +143,13 @@ class PrivacyFile:
                 raise WireError(f"client {client}'s privacy row {index} does not continue the chain at row {count}")
             digest = chained(digest, row)
             lines.append(_written(values | {"hash": digest.hex()}) + "\n")
+            spent.append(history_of(values))
             count += 1
         # All of them or none: only now is it known that every row is right.
         self._file.write("".join(lines))
         self._file.flush()
         self._heads[client] = (count, digest)
+        self._spent[client] = merged(spent)
         return count
 
     def close(self) -> None:
@@ -148,6 +170,7 @@ def _parsed(row: str, client: int) -> dict[str, Any]:
         for name, types in _ROW.items():
             if not isinstance(values[name], types):
                 raise ValueError(f"'{name}' is {values[name]!r:.40}")
+        history_of(values)
         if values["kind"] not in _LABELS:
             raise ValueError(f"there is no kind '{values['kind']:.40}'")
         if _written(values) != row:
@@ -157,19 +180,12 @@ def _parsed(row: str, client: int) -> dict[str, Any]:
         raise WireError(f"client {client} sent a privacy row that can not be read: {error}") from None
 
 
-def summarise(path: Path, delta: float) -> dict[str, Any]:
-    """The privacy part of summary.json: epsilon is null, with the reason, while anything leaves uncovered."""
-    kinds: dict[str, dict[str, Any]] = {}
-    if path.exists():
-        with path.open() as file:
-            for line in file:
-                row = json.loads(line)
-                entry = kinds.setdefault(
-                    row["kind"], {"count": 0, "epsilon": None, "delta": None, "covers": row["covers"]}
-                )
-                entry["count"] += 1
-                if row["covers"].startswith("no guarantee"):
-                    entry["covers"] = row["covers"]  # one bare release uncovers its kind
-    bare = sorted(kind for kind, entry in kinds.items() if entry["covers"].startswith("no guarantee"))
-    reason = f"no guarantee: {', '.join(bare)} left clients uncovered" if bare else "nothing left a client"
-    return {"epsilon": None, "delta": delta, "accountant": None, "reason": reason, "releases": kinds}
+def history_of(row: Mapping[str, Any]) -> History:
+    """What accountants compose of a row; raises ValueError when it is no history."""
+    found = []
+    for entry in row["history"]:
+        noise, rate, steps = entry
+        if not (isinstance(steps, int) and steps >= 0 and float(noise) >= 0 and 0 < float(rate) <= 1):
+            raise ValueError(f"'history' has {entry!r:.60}")
+        found.append((float(noise), float(rate), steps))
+    return tuple(found)

@@ -108,6 +108,7 @@ class Servicer:
         if request.package_version != fedrpc.__version__:
             self._log.warning("version_skew", client=request.client_id, theirs=request.package_version)
         rows, head = self._privacy.head(request.client_id)
+        spent = self._privacy.spent(request.client_id)
         problem = self._desk.problem
         answer = pb.JoinResponse(
             session=session.token,
@@ -120,6 +121,7 @@ class Servicer:
             durable=self._mailbox.durable,
             privacy_rows=rows,
             privacy_head=head,
+            privacy_spent=[pb.Spent(noise_multiplier=n, sample_rate=q, steps=s) for n, q, s in spent],
         ).SerializeToString()
         self._book_session("up", request.client_id, len(data))
         self._book_session("down", request.client_id, len(answer))

@@ -17,7 +17,7 @@ from fedrpc.errors import QuorumError
 from fedrpc.methods.base import SETUP_ROUND
 from fedrpc.methods.builtin import EVALUATION, LEDGER, Candidate
 from fedrpc.metrics.records import RecordsFile
-from fedrpc.privacy import ledger as privacy
+from fedrpc.privacy import summary as privacy
 from fedrpc.seeds import derive, seed_torch
 from fedrpc.server import evaluation, summary
 from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder, write_durably
@@ -273,7 +273,9 @@ class Coordinator:
         rows = self._book.all_rows()
         return summary.heading(self._config, self._desk.run_id, self._config.rounds) | {
             "accuracy": summary.accuracy(self._records.all()),
-            "privacy": privacy.summarise(self._out / "privacy.jsonl", self._config.privacy.delta),
+            "privacy": privacy.summarise(
+                self._out / "privacy.jsonl", self._config.privacy.delta, self._config.privacy.noise
+            ),
             "seconds": self._seconds(),
             "model_sha256": summary.model_sha256(weights),
             "bytes": summary.bytes_part(rows, cost, fedavg, kernel, self._meter.note),

@@ -180,6 +180,7 @@ class JoinResponse(_message.Message):
     DURABLE_FIELD_NUMBER: _builtins.int
     PRIVACY_ROWS_FIELD_NUMBER: _builtins.int
     PRIVACY_HEAD_FIELD_NUMBER: _builtins.int
+    PRIVACY_SPENT_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     run_id: _builtins.str
     config: _builtins.str
@@ -196,6 +197,10 @@ class JoinResponse(_message.Message):
     """how many of this client's privacy rows the server holds,"""
     privacy_head: _builtins.bytes
     """and the hash of the last of them"""
+    @_builtins.property
+    def privacy_spent(self) -> _containers.RepeatedCompositeFieldContainer[Global___Spent]:
+        """what they cost together, for a client that lost its store"""
+
     def __init__(
         self,
         *,
@@ -209,14 +214,42 @@ class JoinResponse(_message.Message):
         durable: _builtins.int = ...,
         privacy_rows: _builtins.int = ...,
         privacy_head: _builtins.bytes = ...,
+        privacy_spent: _abc.Iterable[Global___Spent] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "dataset_digest", b"dataset_digest", "durable", b"durable", "method_digest", b"method_digest", "package_version", b"package_version", "partition_sha256", b"partition_sha256", "privacy_head", b"privacy_head", "privacy_rows", b"privacy_rows", "run_id", b"run_id", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "dataset_digest", b"dataset_digest", "durable", b"durable", "method_digest", b"method_digest", "package_version", b"package_version", "partition_sha256", b"partition_sha256", "privacy_head", b"privacy_head", "privacy_rows", b"privacy_rows", "privacy_spent", b"privacy_spent", "run_id", b"run_id", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JoinResponse: _TypeAlias = JoinResponse  # noqa: Y015
+
+@_typing.final
+class Spent(_message.Message):
+    """So many releases of the same noise and sampling rate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    SAMPLE_RATE_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    noise_multiplier: _builtins.float
+    sample_rate: _builtins.float
+    steps: _builtins.int
+    def __init__(
+        self,
+        *,
+        noise_multiplier: _builtins.float = ...,
+        sample_rate: _builtins.float = ...,
+        steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["noise_multiplier", b"noise_multiplier", "sample_rate", b"sample_rate", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Spent: _TypeAlias = Spent  # noqa: Y015
 
 @_typing.final
 class PollRequest(_message.Message):

@@ -1,0 +1,39 @@
+"""The Gaussian mechanism in closed form: exact epsilon by Gaussian differential privacy, and the classic bound.
+
+A release of sensitivity 1 with noise of standard deviation s is exactly mu-GDP with mu = 1/s (Dong, Roth and Su, 2022);
+independent releases compose to the root of the sum of squares.
+"""
+
+from __future__ import annotations
+
+import math
+
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+
+def delta_of(mu: float, epsilon: float) -> float:
+    """The smallest delta at which a mu-GDP release is (epsilon, delta)-DP."""
+    if mu == 0:
+        return max(0.0, 1 - math.exp(epsilon)) if epsilon < 0 else 0.0
+    # In logarithms, since exp(epsilon) overflows long before the product does.
+    first = log_ndtr(-epsilon / mu + mu / 2)
+    second = epsilon + log_ndtr(-epsilon / mu - mu / 2)
+    return float(math.exp(first) * -math.expm1(min(0.0, second - first)))
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """The smallest epsilon at which a mu-GDP release is (epsilon, delta)-DP: exact, up to the root finder."""
+    if not 0 < delta < 1:
+        raise ValueError(f"delta is between 0 and 1, got {delta}")
+    if math.isinf(mu):
+        return math.inf
+    if delta_of(mu, 0.0) <= delta:
+        return 0.0
+    # delta(epsilon) < Phi(mu/2 - epsilon/mu), which is far below any delta here at 60 standard deviations.
+    return float(brentq(lambda epsilon: delta_of(mu, epsilon) - delta, 0.0, mu * (mu / 2 + 60), xtol=1e-12))
+
+
+def classic_epsilon(noise_multiplier: float, delta: float) -> float:
+    """The textbook's sqrt(2 ln(1.25/delta)) / noise multiplier; a theorem only below 1."""
+    return math.sqrt(2 * math.log(1.25 / delta)) / noise_multiplier

@@ -1,0 +1,115 @@
+"""What covers a release: noise of known size, private training, public knowledge, or nothing, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+NO_GUARANTEE = "no guarantee"
+PUBLIC = "public"
+
+# How records differ between neighbours; guarantees under different notions are not added up.
+REPLACE_ONE = "replace-one"
+ADD_REMOVE = "add-remove"
+
+History = tuple[tuple[float, float, int], ...]  # (noise multiplier, sampling rate, steps), as Opacus writes it
+
+
+@dataclass(frozen=True, eq=False)
+class Guarantee:
+    """What is promised for the parts that it is given to, as a privacy row tells it.
+
+    Attributes:
+        mechanism: Its name; None when nothing was done.
+        parameters: What was set, for a reader.
+        covers: What the promise is, or "no guarantee: why", or "public: why".
+        history: What accountants compose; empty where nothing is promised.
+        adjacency: Between which data sets the promise holds.
+    """
+
+    mechanism: str | None
+    parameters: Mapping[str, Any]
+    covers: str
+    history: History = ()
+    adjacency: str = ""
+
+
+class Mechanism(Protocol):
+    """Turns a value into what may leave, and says what that promises."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The same object every time: parts that share it are one release."""
+        ...
+
+    def apply(self, value: T, noise: torch.Generator) -> T:
+        """The value as it leaves."""
+        ...
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Changes nothing and says what is known: that a value is covered already, is public, or is bare, and why."""
+
+    guarantee: Guarantee
+
+    def apply(self, value: T, noise: torch.Generator) -> T:
+        """The value itself."""
+        return value
+
+
+def no_guarantee(why: str) -> Declared:
+    """For a release that no theorem covers."""
+    return Declared(Guarantee(None, {}, f"{NO_GUARANTEE}: {why}"))
+
+
+def public(why: str) -> Declared:
+    """For a value that is known to all or does not depend on data."""
+    return Declared(Guarantee(None, {}, f"{PUBLIC}: {why}"))
+
+
+class Gaussian:
+    """Adds independent noise to every value of a tensor.
+
+    Args:
+        std: Of the noise, in the tensor's own units.
+        sensitivity: How far one record can move one draw, in the 2-norm.
+        draws: How many independent draws around values of one record the tensor has.
+        covers: What is protected, and given what, to finish "record-level, ...".
+        adjacency: How neighbours differ.
+        parameters: More to tell a reader.
+    """
+
+    def __init__(
+        self,
+        std: float,
+        sensitivity: float,
+        *,
+        draws: int = 1,
+        covers: str,
+        adjacency: str = REPLACE_ONE,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not (std >= 0 and sensitivity > 0 and draws >= 0):
+            raise ValueError(
+                f"expected noise and draws of at least 0 and a sensitivity above 0, got {std}, {draws}, {sensitivity}"
+            )
+        self.std = std
+        told = {"std": std, "sensitivity": sensitivity, "draws": draws} | dict(parameters or {})
+        self.guarantee = (
+            Guarantee("gaussian", told, f"record-level, {covers}", ((std / sensitivity, 1.0, draws),), adjacency)
+            if std
+            else Guarantee("gaussian", told, f"{NO_GUARANTEE}: the noise is zero")
+        )
+
+    def apply(self, value: Any, noise: torch.Generator) -> Any:
+        """The tensor with noise."""
+        if not isinstance(value, Tensor):
+            raise TypeError(f"the Gaussian mechanism takes a tensor, got {type(value).__name__}")
+        drawn = torch.randn(value.shape, generator=noise, dtype=torch.float64)
+        return (value.double() + self.std * drawn.to(value.device)).to(value.dtype)

@@ -1,0 +1,87 @@
+"""Reads privacy.jsonl as the privacy part of summary.json: epsilon is null, with the reason, unless all is covered."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedrpc.privacy.accountant import Epsilons, epsilons, merged
+from fedrpc.privacy.ledger import NOISE, history_of
+from fedrpc.privacy.mechanisms import NO_GUARANTEE, PUBLIC, History
+
+Row = Mapping[str, Any]
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a privacy file, or none when there is no file."""
+    if path.exists():
+        with path.open() as file:
+            for line in file:
+                yield json.loads(line)
+
+
+def summarise(path: Path, delta: float, noise: str = "seeded") -> dict[str, Any]:
+    """The privacy part of summary.json.
+
+    Args:
+        path: privacy.jsonl.
+        delta: At which epsilons are told.
+        noise: Where the run's noise came from.
+    """
+    kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in read(path):
+        kinds[row["kind"]].append({key: row[key] for key in ("client", "covers", "parameters", "history", "adjacency")})
+    rows = [row for found in kinds.values() for row in found]
+    worst, reason = _judge(kinds, rows, delta)
+    out: dict[str, Any] = {
+        "epsilon": worst.best[0] if worst else None,
+        "delta": delta,
+        "accountant": worst.best[1] if worst else None,
+        "epsilons": vars(worst) if worst else None,
+        "reason": reason,
+        "releases": {kind: _of_kind(found, delta) for kind, found in kinds.items()},
+    }
+    return out | ({"noise": NOISE[noise]} if any(row["history"] for row in rows) else {})
+
+
+def bare(row: Row) -> bool:
+    """Whether nothing covers a row."""
+    return str(row["covers"]).startswith(NO_GUARANTEE)
+
+
+def worst_of(rows: Iterable[Row], delta: float) -> Epsilons:
+    """Composes each client's rows and gives the client that spent most."""
+    by_client: dict[int, list[History]] = defaultdict(list)
+    for row in rows:
+        by_client[row["client"]].append(history_of(row))
+    # Clients that did the same are composed once.
+    distinct = {merged(found) for found in by_client.values()}
+    return max((epsilons(history, delta) for history in distinct), key=lambda e: e.best[0])
+
+
+def _judge(kinds: Mapping[str, list[Any]], rows: list[Any], delta: float) -> tuple[Epsilons | None, str | None]:
+    uncovered = sorted(kind for kind, found in kinds.items() if any(map(bare, found)))
+    notions = {row["adjacency"] for row in rows if row["history"]}
+    if uncovered:
+        return None, f"{NO_GUARANTEE}: {', '.join(uncovered)} left clients uncovered"
+    if not rows:
+        return None, "nothing left a client"
+    if not notions:
+        return None, "only what is public left clients"
+    if len(notions) > 1:
+        return None, f"{NO_GUARANTEE}: releases under {' and '.join(sorted(notions))} neighbours are not added up"
+    return worst_of(rows, delta), None
+
+
+def _of_kind(rows: list[dict[str, Any]], delta: float) -> dict[str, Any]:
+    covers = next((row["covers"] for row in rows if bare(row)), None)
+    # What was charged with another kind has its cost there.
+    whole = covers is None and not any("charged" in row["parameters"] for row in rows)
+    costs = [row for row in rows if row["history"]]
+    found = worst_of(costs, delta) if whole and costs else None
+    told = covers or next((row["covers"] for row in rows if not row["covers"].startswith(PUBLIC)), rows[0]["covers"])
+    entry = {"count": len(rows), "epsilon": found.best[0] if found else None, "delta": delta if found else None}
+    return entry | {"covers": told} | ({"epsilons": vars(found)} if found else {})
