@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -29,6 +30,7 @@ from fedrpc.methods.base import METHODS, SETUP_ROUND, ClientId, Method
 from fedrpc.metrics.evaluate import Evaluation, evaluate
 from fedrpc.models.base import Model
 from fedrpc.models.state import load
+from fedrpc.privacy.summary import summarise
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive
 from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Question, Task
@@ -195,6 +197,10 @@ class InMemoryClients:
         self.store(client).book(rows)
         self.on_booked(rows)
 
+    def released(self) -> list[dict[str, Any]]:
+        """Every client's privacy rows."""
+        return [json.loads(row) for store, _ in self._open.values() for row in store.privacy_rows(0)]
+
     def fold(self, durable: int) -> None:
         """Tells every client how many durable points there are."""
         for store, _ in self._open.values():
@@ -248,6 +254,12 @@ class Played:
     rows: Rows
     asked: list[tuple[int, str, int, ClientId]]
     records: list[dict[str, Any]] = field(default_factory=list)
+    released: list[dict[str, Any]] = field(default_factory=list)  # every client's privacy rows
+
+    def privacy(self) -> dict[str, Any]:
+        """The privacy part of a summary."""
+        told = self.problem.config.privacy
+        return summarise(self.released, told.delta, told.noise)
 
     @property
     def state(self) -> Any:
@@ -378,6 +390,7 @@ class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]
             self.reach_durable_point()
         if type(method).overrides("finalize"):
             played.states.append(await method.finalize(state, self.final_stage(rounds)))
+        played.released = self.clients.released()
         return played
 
 

@@ -74,6 +74,8 @@ class FedAvg(Method[Global]):
             await rnd.compute(mean.add, reply.body.weights, reply.body.num_examples)
             losses[reply.client] = reply.body.losses.tolist()
         rnd.record(local_losses=losses)
+        if not losses:  # all abstained, their privacy budget being spent: the model stays as it is
+            return state
         return Global(mean.value)
 
     @on(FIT)

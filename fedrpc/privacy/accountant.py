@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from fedrpc.privacy.gaussian import epsilon_of
 from fedrpc.privacy.mechanisms import History
 
+_PRV_LIMIT = 200  # its grid grows with epsilon: beyond this it takes a minute, and then fails
+
 
 @dataclass(frozen=True)
 class Epsilons:
@@ -55,7 +57,8 @@ def spent(history: History, delta: float) -> float:
 @functools.lru_cache(maxsize=4096)
 def epsilons(history: History, delta: float) -> Epsilons:
     """What a history amounts to by every accountant."""
-    return Epsilons(_gdp(history, delta), _rdp(history, delta), _prv(history, delta))
+    rdp = _rdp(history, delta)
+    return Epsilons(_gdp(history, delta), rdp, _prv(history, delta) if rdp <= _PRV_LIMIT else None)
 
 
 def _gdp(history: History, delta: float) -> float | None:

@@ -43,7 +43,7 @@ class Release:
 
     kind: Kind
     parts: tuple[str, ...]
-    guarantee: Guarantee
+    guarantee: Guarantee = UNCOVERED
     where: Mapping[str, Any] = field(default_factory=dict)  # client, round, phase, step, task
 
     def row(self, index: int, previous: bytes) -> str:

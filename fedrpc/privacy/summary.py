@@ -23,16 +23,16 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def summarise(path: Path, delta: float, noise: str = "seeded") -> dict[str, Any]:
+def summarise(released: Iterable[Row], delta: float, noise: str = "seeded") -> dict[str, Any]:
     """The privacy part of summary.json.
 
     Args:
-        path: privacy.jsonl.
+        released: The rows of privacy.jsonl.
         delta: At which epsilons are told.
         noise: Where the run's noise came from.
     """
     kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in read(path):
+    for row in released:
         kinds[row["kind"]].append({key: row[key] for key in ("client", "covers", "parameters", "history", "adjacency")})
     rows = [row for found in kinds.values() for row in found]
     worst, reason = _judge(kinds, rows, delta)

@@ -274,7 +274,7 @@ class Coordinator:
         return summary.heading(self._config, self._desk.run_id, self._config.rounds) | {
             "accuracy": summary.accuracy(self._records.all()),
             "privacy": privacy.summarise(
-                self._out / "privacy.jsonl", self._config.privacy.delta, self._config.privacy.noise
+                privacy.read(self._out / "privacy.jsonl"), self._config.privacy.delta, self._config.privacy.noise
             ),
             "seconds": self._seconds(),
             "model_sha256": summary.model_sha256(weights),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,11 +13,14 @@ from fedrpc.client.context import AnswerContext
 from fedrpc.client.store import ClientStore, Transaction
 from fedrpc.data.examples import Examples
 from fedrpc.errors import Abstained, Cancelled
-from fedrpc.methods.fedavg import cross_entropy
+from fedrpc.methods.base import on
+from fedrpc.methods.fedavg import FIT, FedAvg, cross_entropy
 from fedrpc.methods.fedprox import FedProx
 from fedrpc.models.state import tensors
+from fedrpc.privacy.accountant import spent
+from fedrpc.privacy.mechanisms import Gaussian, public
 from fedrpc.wire.v1 import coordinator_pb2 as pb
-from tests.fakes import CPU, problem_of
+from tests.fakes import CPU, SmallProblem, problem_of, run_in_memory, tiny
 
 
 @pytest.fixture
@@ -26,7 +30,7 @@ def store(tmp_path):
     found.close()
 
 
-def context(store, problem=None, client=1, stop=None, **question) -> AnswerContext:
+def context(store, problem=None, client=1, stop=None, spent=tuple, **question) -> AnswerContext:
     problem = problem or problem_of("fedavg", train={"lr": 0.1, "lr_decay": 0.5})
     return AnswerContext(
         problem,
@@ -36,6 +40,7 @@ def context(store, problem=None, client=1, stop=None, **question) -> AnswerConte
         device=CPU,
         store=Transaction(store),
         stop=stop or threading.Event(),
+        spent=spent,
     )
 
 
@@ -131,3 +136,92 @@ def test_no_two_clients_share_an_example(tmp_path: Path):
         assert not mine & seen
         seen |= mine
     assert len(seen) == 60
+
+
+# Releases
+
+
+def released(ctx: AnswerContext) -> dict[str, tuple[tuple[float, float, int], ...]]:
+    return {part: guarantee.history for part, guarantee in ctx.guarantees.items()}
+
+
+def test_a_release_gets_noise_and_a_guarantee(store):
+    ctx = context(store, digest=b"q")
+    value = torch.zeros(1000)
+    noisy = ctx.release("means", value, Gaussian(2.0, 0.5, draws=3, covers="x"))
+    assert float(noisy.std()) == pytest.approx(2.0, rel=0.1)
+    assert released(ctx) == {"means": ((4.0, 1.0, 3),)}
+    assert ctx.release("plain", value, None) is value
+    assert "plain" not in ctx.guarantees
+    with pytest.raises(ValueError, match="'means' is released twice"):
+        ctx.release("means", value, Gaussian(2.0, 0.5, covers="x"))
+
+
+def test_noise_is_the_same_for_the_same_question_and_unrelated_otherwise(store):
+    def noise(problem=None, **question) -> float:
+        return float(torch.randn(1, generator=context(store, problem, **question).noise("x")))
+
+    base = noise(digest=b"q")
+    assert base == noise(digest=b"q")
+    others = [noise(digest=b"r"), noise(digest=b"q", round=1), noise(digest=b"q", step=1)]
+    ctx = context(store, digest=b"q")
+    ctx.phase = "extract"
+    others.append(float(torch.randn(1, generator=ctx.noise("x"))))
+    assert len({base, *others}) == 5
+    secret = problem_of("fedavg", privacy={"noise": "secret"})
+    assert noise(secret, digest=b"q") != noise(secret, digest=b"q")
+
+
+def test_a_release_over_the_budget_abstains_before_anything_leaves(store):
+    mechanism = Gaussian(1.0, 1.0, covers="x")
+    one = spent(mechanism.guarantee.history, 1e-5)
+    problem = problem_of("fedavg", privacy={"epsilon_budget": one * 1.01})
+    ctx = context(store, problem)
+    ctx.release("a", torch.zeros(2), mechanism)
+    ctx.release("b", torch.zeros(2), mechanism)  # the same release, so that it costs nothing more
+    with pytest.raises(Abstained, match=rf"privacy budget: .* the budget is {one * 1.01:g} \({one:.4g} spent\)"):
+        ctx.release("c", torch.zeros(2), Gaussian(1.0, 1.0, covers="x"))
+    assert set(ctx.guarantees) == {"a", "b"}
+
+
+def test_what_was_spent_before_counts(store):
+    history = ((1.0, 1.0, 5),)
+    problem = problem_of("fedavg", privacy={"epsilon_budget": spent(((1.0, 1.0, 6),), 1e-5) + 1e-6})
+    ctx = context(store, problem, spent=lambda: history)
+    ctx.release("a", torch.zeros(2), Gaussian(1.0, 1.0, covers="x"))
+    over = context(store, problem, spent=lambda: ((1.0, 1.0, 6),))
+    with pytest.raises(Abstained):
+        over.release("a", torch.zeros(2), Gaussian(1.0, 1.0, covers="x"))
+
+
+def test_a_release_of_a_part_that_the_answer_has_not_is_an_error():
+    class Careless(FedAvg):
+        name = "careless"
+
+        @on(FIT)
+        def fit(self, ctx, msg):
+            ctx.release("weight", torch.zeros(1), public("a slip of the pen"))
+            return super().fit(ctx, msg)
+
+    with pytest.raises(TypeError, match="released weight, but the answer's parts are losses, num_examples, weights"):
+        run_in_memory(problem_of(Careless), 1)
+
+
+def test_a_round_goes_on_without_clients_that_have_nothing_left_to_spend():
+    """One client has twice the examples, and twice the steps in a round: it can pay for one round, the others for two."""
+    dp = {"noise_multiplier": 1.0}
+    budget = spent(((1.0, 1.0, 2),), 1e-5)
+    assert spent(((1.0, 0.5, 2),), 1e-5) < budget < spent(((1.0, 0.5, 4),), 1e-5)
+
+    class Uneven(SmallProblem):
+        def local_indices(self, client):
+            return np.arange(16 if client == 0 else 8) + 16 * client, np.arange(0)
+
+    config = problem_of("fedavg", privacy={"dp_sgd": dp, "epsilon_budget": budget}).config
+    played = run_in_memory(Uneven(config, tiny), 3)
+    told = [(row["client"], row["round"]) for row in played.released if row["kind"] == "weights"]
+    assert sorted(told) == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
+    assert played.privacy()["epsilon"] == budget
+    one, two, three = (played.problem.method.model(state) for state in played.states[1:])
+    assert any(not torch.equal(one[name], two[name]) for name in one)
+    assert all(torch.equal(two[name], three[name]) for name in two), "all abstained: the model stays as it is"

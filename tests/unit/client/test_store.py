@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrpc.client.store import ClientStore, Transaction
-from fedrpc.privacy.ledger import GENESIS, Guarantee, Release, chained
+from fedrpc.errors import Refused
+from fedrpc.privacy.ledger import GENESIS, UNCOVERED, Release, chained
+from fedrpc.privacy.mechanisms import Guarantee
 from fedrpc.wire.codec import decode, encode
 from fedrpc.wire.frames import read_file
 from fedrpc.wire.kinds import Kind
@@ -59,7 +61,7 @@ def value(store: ClientStore, key: str = "key") -> float | None:
     return None if found is None else found.value.item()
 
 
-def release(kind: Kind = Kind.WEIGHTS, guarantee: Guarantee | None = None) -> Release:
+def release(kind: Kind = Kind.WEIGHTS, guarantee: Guarantee = UNCOVERED) -> Release:
     return Release(kind, ("part",), guarantee, {"client": 0})
 
 
@@ -294,7 +296,7 @@ def test_rows_are_chained(store):
 
 
 def test_rows_travel_in_messages_that_are_not_too_large(store):
-    many = tuple(Release(Kind.WEIGHTS, ("p" * 10_000,), None, {"client": 0}) for _ in range(150))
+    many = tuple(Release(Kind.WEIGHTS, ("p" * 10_000,), where={"client": 0}) for _ in range(150))
     commit(store, "a", released=many)
     got: list[str] = []
     while rows := store.privacy_rows(len(got)):
@@ -307,16 +309,41 @@ def test_rows_travel_in_messages_that_are_not_too_large(store):
 def test_a_chain_that_is_not_shorter_than_the_servers_is_kept(store, count):
     commit(store, "a", released=(release(), release()))
     rows = store.privacy_rows(0)
-    assert not store.adopt_chain(count, b"\7" * 32)
+    heads = [GENESIS]
+    for row in rows:
+        heads.append(chained(heads[-1], row))
+    assert not store.adopt_chain(count, heads[count], ())
     assert store.privacy_rows(0) == rows
+
+
+def test_another_chain_than_the_servers_is_refused(store):
+    commit(store, "a", released=(release(), release()))
+    with pytest.raises(Refused, match="differs from its own at row 0"):
+        store.adopt_chain(1, b"\7" * 32, ())
+
+
+def test_what_was_spent_survives_undoing_restarts_and_a_lost_store(store, tmp_path):
+    promise = Guarantee("gaussian", {}, "record-level", ((2.0, 1.0, 3),), "replace-one")
+    assert store.spent() == ()
+    commit(store, "a", released=(release(), release(guarantee=promise)))
+    commit(store, "b", released=(release(guarantee=promise),))
+    assert store.spent() == ((2.0, 1.0, 6),)
+    assert store.answer("a", b"another question") is None  # undoes a and b
+    assert store.spent() == ((2.0, 1.0, 6),)
+    other = ClientStore(tmp_path / "new")
+    assert other.adopt_chain(3, b"\7" * 32, store.spent())
+    assert other.spent() == store.spent()
+    commit(other, "c", released=(release(guarantee=promise),))
+    assert other.spent() == ((2.0, 1.0, 9),)
+    other.close()
 
 
 @pytest.mark.parametrize("own", [0, 2])
 def test_a_lost_store_goes_on_with_the_servers_chain(store, own):
     if own:
         commit(store, "a", released=(release(),) * own)
-    assert store.adopt_chain(5, b"\7" * 32)
-    assert not store.adopt_chain(5, b"\7" * 32), "adopted once"
+    assert store.adopt_chain(5, b"\7" * 32, ())
+    assert not store.adopt_chain(5, b"\7" * 32, ()), "adopted once"
     commit(store, "b", released=(release(), release()))
     rows = [json.loads(row) for row in store.privacy_rows(5)]
     assert [row["index"] for row in rows] == [5, 6]
@@ -328,7 +355,7 @@ def test_a_promise_is_synced(store, monkeypatch):
     monkeypatch.setattr("fedrpc.wire.frames.os.fsync", lambda _: synced.append(True))
     commit(store, "plain", released=(release(),))
     assert not synced
-    commit(store, "promise", released=(release(guarantee=Guarantee("gaussian", {}, "theorem")),))
+    commit(store, "promise", released=(release(guarantee=Guarantee("gaussian", {}, "theorem", ((1.0, 1.0, 1),))),))
     assert synced
 
 

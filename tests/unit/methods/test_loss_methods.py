@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedrpc.methods.fedavg import FedAvg, Global, cross_entropy
 from fedrpc.methods.feddecorr import decorrelation
 from fedrpc.methods.fedlc import margins
 from fedrpc.methods.fedntd import not_true_distillation
-from fedrpc.methods.fedprox import proximal
+from fedrpc.methods.fedprox import pull
+from tests.fakes import problem_of, run_in_memory
 
 
 def generator(seed: int) -> torch.Generator:
@@ -23,16 +26,18 @@ class TestFedProx:
     def test_gradient_is_mu_times_the_displacement(self) -> None:
         model = nn.Linear(3, 2).double()
         anchor = {name: torch.randn_like(p) for name, p in model.named_parameters()}
-        proximal(model, anchor, 0.7).backward()
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        pull(model, anchor, 0.7)
         for name, parameter in model.named_parameters():
-            assert torch.allclose(parameter.grad, 0.7 * (parameter - anchor[name]), rtol=1e-12)
+            assert torch.allclose(parameter.grad, 1 + 0.7 * (parameter - anchor[name]), rtol=1e-12)
 
-    def test_nothing_at_the_anchor(self) -> None:
+    def test_nothing_at_the_anchor_or_without_a_gradient(self) -> None:
         model = nn.Linear(3, 2)
-        value = proximal(model, {name: p.detach().clone() for name, p in model.named_parameters()}, 0.7)
-        value.backward()
-        assert value == 0
-        assert all(not p.grad.any() for p in model.parameters())
+        model.weight.grad = torch.zeros_like(model.weight)
+        pull(model, {name: p.detach().clone() for name, p in model.named_parameters()}, 0.7)
+        assert not model.weight.grad.any()
+        assert model.bias.grad is None
 
     def test_minimiser_of_a_quadratic(self) -> None:
         a, c, mu, start = 3.0, 2.0, 0.5, -1.0
@@ -43,8 +48,9 @@ class TestFedProx:
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
             anchor = {"weight": torch.full((1, 1), start, dtype=torch.float64)}
-            value = 0.5 * a * (model.weight - c).square().sum() + proximal(model, anchor, mu)
+            value = 0.5 * a * (model.weight - c).square().sum()
             value.backward()
+            pull(model, anchor, mu)
             return value
 
         optimizer.step(closure)
@@ -54,7 +60,30 @@ class TestFedProx:
         model = nn.BatchNorm1d(2)
         anchor = {name: t.clone() for name, t in model.state_dict().items()}
         model.running_mean += 5
-        assert proximal(model, anchor, 1.0) == 0
+        pull(model, anchor, 1.0)
+        assert torch.equal(model.running_mean, torch.full((2,), 5.0))
+
+    def test_a_round_is_that_of_the_penalised_loss(self) -> None:
+        """The same weights as with the penalty in the loss, where autograd finds its gradient."""
+
+        def penalised(anchor: dict[str, torch.Tensor]) -> Any:
+            def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+                squares = [(p - anchor[name]).square().sum() for name, p in model.named_parameters()]
+                return cross_entropy(model, x, y) + 0.25 * torch.stack(squares).sum()
+
+            return loss
+
+        class InTheLoss(FedAvg):
+            name = "in-the-loss"
+
+            def objective(self, ctx: Any, msg: Global) -> Any:
+                return penalised(msg.weights)
+
+        by_hand = run_in_memory(problem_of("fedprox", params={"mu": 0.5}), 2).weights
+        in_loss = run_in_memory(problem_of(InTheLoss), 2).weights
+        plain = run_in_memory(problem_of("fedavg"), 2).weights
+        assert all(torch.allclose(by_hand[name], in_loss[name], atol=1e-6) for name in by_hand)
+        assert any(not torch.allclose(by_hand[name], plain[name], atol=1e-4) for name in by_hand)
 
 
 class TestFedDecorr:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedrpc.errors import WireError
-from fedrpc.privacy.ledger import GENESIS, Guarantee, PrivacyFile, Release, chained, releases, summarise
+from fedrpc.privacy.ledger import GENESIS, UNCOVERED, PrivacyFile, Release, chained, releases
+from fedrpc.privacy.mechanisms import Guarantee
+from fedrpc.privacy.summary import read, summarise
 from fedrpc.wire.codec import encode
 from fedrpc.wire.kinds import Kind
 from tests.unit.wire.messages import everything
@@ -19,7 +21,7 @@ def chain(client: int, count: int) -> tuple[list[str], list[bytes]]:
     rows, heads, head = [], [], GENESIS
     for index in range(count):
         where = {"client": client, "round": index, "phase": "fit"}
-        rows.append(Release(Kind.WEIGHTS, ("weights",), None, where).row(index, head))
+        rows.append(Release(Kind.WEIGHTS, ("weights",), where=where).row(index, head))
         head = chained(head, rows[-1])
         heads.append(head)
     return rows, heads
@@ -151,7 +153,7 @@ def test_the_summary_counts_what_left_and_promises_nothing(path):
     for client in range(3):
         file.extend(client, 0, chain(client, 2)[0])
     file.close()
-    got = summarise(path, 1e-5)
+    got = summarise(read(path), 1e-5)
     assert got["epsilon"] is None
     assert got["releases"]["weights"]["count"] == 6
     assert "weights left clients uncovered" in got["reason"]
@@ -160,7 +162,7 @@ def test_the_summary_counts_what_left_and_promises_nothing(path):
 @pytest.mark.parametrize("covered_first", [True, False])
 def test_one_uncovered_release_uncovers_its_kind(path, covered_first):
     promise = Guarantee("gaussian", {"sigma": 2.0}, "theorem 1")
-    guarantees = (promise, None) if covered_first else (None, promise)
+    guarantees = (promise, UNCOVERED) if covered_first else (UNCOVERED, promise)
     rows, head = [], GENESIS
     for index, guarantee in enumerate(guarantees):
         where = {"client": 0, "round": index, "phase": "fit"}
@@ -169,13 +171,13 @@ def test_one_uncovered_release_uncovers_its_kind(path, covered_first):
     file = PrivacyFile(path)
     file.extend(0, 0, rows)
     file.close()
-    got = summarise(path, 1e-5)
+    got = summarise(read(path), 1e-5)
     assert got["releases"]["latent_means"]["covers"].startswith("no guarantee")
     assert "latent_means left clients uncovered" in got["reason"]
 
 
 def test_a_run_that_released_nothing_says_so(tmp_path):
-    got = summarise(tmp_path / "none.jsonl", 1e-5)
+    got = summarise(read(tmp_path / "none.jsonl"), 1e-5)
     assert got["releases"] == {}
     assert got["reason"] == "nothing left a client"
 
