@@ -44,6 +44,13 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", help="Start from a 
 DataDir = Annotated[Path | None, typer.Option(help="Where data sets are ($FEDRPC_DATA when not given).")]
 Out = Annotated[Path | None, typer.Option(help="The run directory; runs/<method>-<dataset>-<hash> when not given.")]
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+DpSgd = Annotated[
+    str | None,
+    typer.Option(
+        help='Private training: "noise_multiplier=1.1,max_grad_norm=1" or "target_epsilon=8,max_grad_norm=1".'
+    ),
+]
+EpsilonBudget = Annotated[float | None, typer.Option(help="A client that would spend more than this abstains.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Speak in the clear beyond loopback.")]
 
 
@@ -51,6 +58,13 @@ def _configuration(recipe: str | None, file: Path | None, set_: list[str] | None
     layers = [config.recipe(recipe) if recipe else {}, config.read_toml(file) if file else {}]
     given = {name: value for name, value in options.items() if value is not None}
     return config.build(config.merged({}, *layers, given, config.parse_set(set_ or [])))
+
+
+def _privacy(dp_sgd: str | None, epsilon_budget: float | None) -> dict[str, Any] | None:
+    given: dict[str, Any] = {"epsilon_budget": epsilon_budget} if epsilon_budget is not None else {}
+    if dp_sgd is not None:
+        given["dp_sgd"] = config.parse_set(item.strip() for item in dp_sgd.split(","))
+    return given or None
 
 
 def _default_out(run: config.RunConfig) -> Path:
@@ -75,6 +89,8 @@ def run(
     seed: Seed = None,
     parallel: Parallel = None,
     device: Device = None,
+    dp_sgd: DpSgd = None,
+    epsilon_budget: EpsilonBudget = None,
     set_: Set = None,
     recipe: Recipe = None,
     config_file: ConfigFile = None,
@@ -102,6 +118,7 @@ def run(
         seed=seed,
         parallel=parallel,
         device=device,
+        privacy=_privacy(dp_sgd, epsilon_budget),
     )
     run_local(settings, out or _default_out(settings), data_dir, _level(log_level), console)
 
@@ -118,6 +135,8 @@ def compare(
     seed: Seed = None,
     parallel: Parallel = None,
     device: Device = None,
+    dp_sgd: DpSgd = None,
+    epsilon_budget: EpsilonBudget = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -156,9 +175,22 @@ def compare(
         "seed": seed,
         "parallel": parallel,
         "device": device,
+        "privacy": _privacy(dp_sgd, epsilon_budget),
     }
     request = Request(methods, baseline, layers, options, set_ or [])
     compare_local(request, out, data_dir, _level(log_level), console)
+
+
+@app.command()
+def audit(run: Annotated[Path, typer.Argument(help="The directory of a finished run.")]) -> None:
+    """Recompute a run's privacy with a second accountant, and look for rows that were changed.
+
+    Ends with 1 when something is wrong; writes audit.json into the run directory.
+    """
+    from fedrpc.report.audit import show
+
+    if not show(run, console):
+        raise typer.Exit(1)
 
 
 @app.command("list")
@@ -255,6 +287,8 @@ def server(
     seed: Seed = None,
     parallel: Parallel = None,
     device: Device = None,
+    dp_sgd: DpSgd = None,
+    epsilon_budget: EpsilonBudget = None,
     set_: Set = None,
     recipe: Recipe = None,
     config_file: ConfigFile = None,
@@ -285,6 +319,7 @@ def server(
         seed=seed,
         parallel=parallel,
         device=device,
+        privacy=_privacy(dp_sgd, epsilon_budget),
     )
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("--tls-cert and --tls-key go together")

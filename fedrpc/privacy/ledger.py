@@ -180,6 +180,25 @@ def _parsed(row: str, client: int) -> dict[str, Any]:
         raise WireError(f"client {client} sent a privacy row that can not be read: {error}") from None
 
 
+def check_filed(row: Mapping[str, Any], count: int, head: bytes) -> tuple[int, bytes]:
+    """Follows a chain by one row of privacy.jsonl; raises WireError where it was changed.
+
+    Args:
+        count: How many rows of the client came before.
+        head: The hash of the last of them.
+
+    Returns:
+        The two after this row.
+    """
+    values = {key: value for key, value in row.items() if key != "hash"}
+    after = chained(head, _written(values))
+    if (values["index"], values["previous"], row["hash"]) != (count, head.hex(), after.hex()):
+        raise WireError(
+            f"client {values['client']}'s row {values['index']} breaks the chain: it, or one before, changed"
+        )
+    return count + 1, after
+
+
 def history_of(row: Mapping[str, Any]) -> History:
     """What accountants compose of a row; raises ValueError when it is no history."""
     found = []

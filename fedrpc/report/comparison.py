@@ -59,7 +59,7 @@ from fedrpc.report.comparison_page import (
 from fedrpc.report.plots_bytes import FILLS, spent_at
 from fedrpc.report.reading import Run, read_run
 from fedrpc.report.table import size
-from fedrpc.report.words import counted
+from fedrpc.report.words import counted, privacy_in_words
 from fedrpc.wire.kinds import DIRECTIONS, Kind
 from fedrpc.wire.ledger import EVALUATE, SESSION
 
@@ -255,10 +255,8 @@ def _by_kind(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _privacy(privacy: Mapping[str, Any]) -> dict[str, Any]:
-    text = str(privacy["reason"])
-    if privacy["epsilon"] is not None:
-        text = f"ε = {privacy['epsilon']:.4g} at δ = {privacy['delta']:g}" + (f" ({text})" if privacy["reason"] else "")
-    return {name: privacy[name] for name in ("epsilon", "delta", "reason")} | {"text": text}
+    told = {name: privacy[name] for name in ("epsilon", "delta", "reason")}
+    return told | {"text": privacy_in_words(privacy)}
 
 
 # The table

@@ -16,7 +16,7 @@ from fedrpc.report.markup import Figure, Tile, card, facts, folded, section, tab
 from fedrpc.report.reading import Run, read_run
 from fedrpc.report.style import CSS
 from fedrpc.report.table import render, size
-from fedrpc.report.words import against, card_in_words, counted, duration
+from fedrpc.report.words import against, card_in_words, counted, duration, privacy_in_words
 from fedrpc.wire.kinds import DIRECTIONS
 
 MAX_ROWS = 200  # of one table
@@ -245,7 +245,7 @@ def _privacy(run: Run) -> str:
     cut = f"{len(run.releases) - MAX_ROWS} more rows are in privacy.jsonl." if len(run.releases) > MAX_ROWS else ""
     inner = table(head, rows, words=5) if rows else "<p>Nothing left a client.</p>"
     about = " ".join(
-        ["What left clients and under what guarantee.", f"{str(privacy['reason']).capitalize()}.", _seeded(run)]
+        ["What left clients and under what guarantee.", f"{privacy_in_words(privacy).capitalize()}.", _seeded(run)]
     )
     return section("Privacy", about, [card("Releases", inner, cut)])
 

@@ -128,7 +128,8 @@ class Run:
         found: dict[int, list[tuple[int, list[float]]]] = {}
         for row in self.rounds:
             for client, losses in (row.get("local_losses") or {}).items():
-                found.setdefault(int(client), []).append((row["round"], list(losses)))
+                if None not in losses:  # told, and finite
+                    found.setdefault(int(client), []).append((row["round"], list(losses)))
         return dict(sorted(found.items()))
 
     @property

@@ -8,6 +8,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from fedrpc.report.words import privacy_in_words
+
 
 def size(num_bytes: float | None) -> str:
     """Bytes for people: 1.23 MB (decimal units, as papers count)."""
@@ -71,7 +73,10 @@ def _facts(summary: dict[str, Any]) -> Table:
     check = summary["ledger_check"]
     agree = "agree to the byte" if not check["differing"] else f"DIFFER in {check['differing']} rows"
     facts.add_row("ledgers", f"server and {check['clients']} clients {agree} ({check['compared']} rows)")
-    facts.add_row("privacy", summary["privacy"]["reason"])
+    facts.add_row("privacy", privacy_in_words(summary["privacy"]))
+    for kind, entry in summary["privacy"]["releases"].items():
+        if entry["epsilon"] is not None and summary["privacy"]["epsilon"] is None:
+            facts.add_row("", f"{kind} alone: ε = {entry['epsilon']:.4g} at δ = {entry['delta']:g}, {entry['covers']}")
     facts.add_row("time", f"{summary['seconds']:.1f} s")
     facts.add_row("model", summary["model_sha256"][:16])
     return facts

@@ -28,6 +28,15 @@ def against(measured: int, predicted: int) -> str:
     return f"{100 * (measured - predicted) / predicted:+.3g} % off the predicted {predicted:,}"
 
 
+def privacy_in_words(privacy: Mapping[str, Any]) -> str:
+    """What a run promises: its epsilon, or why there is none."""
+    if privacy["epsilon"] is None:
+        return str(privacy["reason"])
+    by = f" by {privacy['accountant'].upper()}" if privacy.get("accountant") else ""
+    noise = f"; {privacy['noise']}" if privacy.get("noise") else ""
+    return f"ε = {privacy['epsilon']:.4g} at δ = {privacy['delta']:g}{by}{noise}"
+
+
 def card_in_words(card: Mapping[str, Any]) -> list[str]:
     """A partition card as sentences: who holds how much, and how far from iid that is."""
     sizes, variance, distance = card["sizes"], card["class_variance"], card["emd"]

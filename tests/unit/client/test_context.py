@@ -208,7 +208,7 @@ def test_a_release_of_a_part_that_the_answer_has_not_is_an_error():
 
 
 def test_a_round_goes_on_without_clients_that_have_nothing_left_to_spend():
-    """One client has twice the examples, and twice the steps in a round: it can pay for one round, the others for two."""
+    """One client has twice the examples and so twice the steps: it can pay for one round, the others for two."""
     dp = {"noise_multiplier": 1.0}
     budget = spent(((1.0, 1.0, 2),), 1e-5)
     assert spent(((1.0, 0.5, 2),), 1e-5) < budget < spent(((1.0, 0.5, 4),), 1e-5)

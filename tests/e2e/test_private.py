@@ -1,0 +1,83 @@
+"""Private training over real processes: epsilon is Opacus's own, whatever happens to clients, and the audit agrees."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from opacus.accountants import RDPAccountant
+
+from tests.e2e.programs import Gates, Programs, settings, wait_for
+from tests.e2e.rundir import RunDir, broken_links, repeated_releases
+
+pytestmark = pytest.mark.timeout(300)
+
+ROUNDS, EXAMPLES, BATCH, NOISE = 20, 24, 8, 1.1
+PRIVATE = {
+    "clients": 2,
+    "rounds": ROUNDS,
+    "train_size": 2 * EXAMPLES,
+    "train__batch_size": BATCH,
+    "eval_every": ROUNDS,
+    "privacy__dp_sgd__noise_multiplier": NOISE,
+}
+
+
+def opacus_epsilon() -> float:
+    """One process that did all the steps of a client, one by one."""
+    accountant = RDPAccountant()
+    steps = math.ceil(EXAMPLES / BATCH)
+    for _ in range(ROUNDS * steps):
+        accountant.step(noise_multiplier=NOISE, sample_rate=1 / steps)
+    return accountant.get_epsilon(1e-5)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs) -> RunDir:
+    """A run whose client 1 is killed in training, and later killed with all that it knew."""
+    folder, programs = tmp_path_factory.mktemp("private"), shared_programs
+    gates = Gates(folder / "gates")
+    out = RunDir(folder / "run")
+    words = settings(method="gated", params__gates=str(gates.folder), limits__grace_s=0.5, **PRIVATE)
+    gates.shut("client-1-5", "client-1-12")
+    server = programs.server(out.path, *words)
+    clients = programs.clients(server.address(), 2, folder / "state")
+    gates.wait("client-1-5")
+    os.kill(clients[1].pid, signal.SIGKILL)
+    gates.open("client-1-5")
+    again = programs.client(server.address(), 1, folder / "state")
+    gates.wait("client-1-12")
+    lost = len(server.logged("client_lost"))
+    again.kill()
+    shutil.rmtree(folder / "state" / "1")
+    wait_for("the server gives the old one up", lambda: len(server.logged("client_lost")) > lost)
+    gates.open_all()
+    programs.client(server.address(), 1, folder / "state")
+    server.completed(240)
+    return out
+
+
+def test_epsilon_is_that_of_one_process(killed: RunDir) -> None:
+    privacy = killed.summary["privacy"]
+    assert privacy["epsilon"] == opacus_epsilon()
+    assert privacy["reason"] is None
+    assert repeated_releases(killed) == []
+    assert list(broken_links(killed)) == []
+
+
+def test_the_audit_agrees_and_finds_what_was_changed(killed: RunDir, programs: Programs, tmp_path: Path) -> None:
+    told = programs.start("fedrpc", "audit", killed.path).completed()
+    assert "every chain is whole, and the accounts agree" in told.out
+    copy = RunDir(tmp_path / "copy")
+    shutil.copytree(killed.path, copy.path)
+    text = (copy.path / "privacy.jsonl").read_text()
+    (copy.path / "privacy.jsonl").write_text(text.replace(f"[[{NOISE},", "[[9.9,", 1))
+    caught = programs.start("fedrpc", "audit", copy.path)
+    assert caught.wait() == 1
+    assert "breaks the chain" in caught.out
+    assert json.loads((copy.path / "audit.json").read_text())["faults"]
