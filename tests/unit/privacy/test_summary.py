@@ -1,0 +1,89 @@
+"""summary.json's privacy: an epsilon only where all that left is covered, of the client that spent most."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedrpc.privacy.accountant import epsilons
+from fedrpc.privacy.ledger import releases
+from fedrpc.privacy.mechanisms import ADD_REMOVE, REPLACE_ONE, Guarantee
+from fedrpc.privacy.summary import summarise
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.v1 import coordinator_pb2 as pb
+
+DELTA = 1e-5
+
+
+def row(client: int = 0, kind: str = "weights", steps: int = 0, **changes: Any) -> dict[str, Any]:
+    covers = "record-level, all" if steps else "no guarantee: released without noise"
+    history = [[2.0, 1.0, steps]] if steps else []
+    base = {"client": client, "kind": kind, "covers": covers, "parameters": {}, "history": history}
+    return base | {"adjacency": REPLACE_ONE if steps else ""} | changes
+
+
+def cost(steps: int) -> float:
+    return epsilons(((2.0, 1.0, steps),), DELTA).best[0]
+
+
+def test_the_client_that_spent_most_is_told() -> None:
+    found = summarise([row(0, steps=1), row(1, steps=2), row(1, steps=3), row(0, steps=2)], DELTA)
+    assert found["epsilon"] == pytest.approx(cost(5))
+    assert (found["accountant"], found["reason"]) == ("gdp", None)
+    assert found["epsilons"]["rdp"] >= found["epsilons"]["gdp"]
+    assert found["noise"].startswith("reproducible noise")
+    assert summarise([row(steps=1)], DELTA, "secret")["noise"].startswith("secret noise")
+
+
+def test_one_bare_part_leaves_the_run_without_an_epsilon_and_a_covered_kind_with_one() -> None:
+    found = summarise([row(kind="latent_means", steps=4), row(kind="weights")], DELTA)
+    assert found["epsilon"] is None
+    assert found["reason"] == "no guarantee: weights left clients uncovered"
+    assert found["releases"]["latent_means"]["epsilon"] == pytest.approx(cost(4))
+    assert found["releases"]["weights"]["epsilon"] is None
+
+
+def test_what_is_public_costs_nothing_and_uncovers_nothing() -> None:
+    public = row(kind="scalars", covers="public: taken as known")
+    found = summarise([row(steps=1), public], DELTA)
+    assert found["epsilon"] == pytest.approx(cost(1))
+    assert found["releases"]["scalars"] == {
+        "count": 1,
+        "epsilon": None,
+        "delta": None,
+        "covers": "public: taken as known",
+    }
+    assert summarise([public], DELTA)["reason"] == "only what is public left clients"
+
+
+def test_different_neighbours_are_not_added_up() -> None:
+    found = summarise([row(steps=1), row(kind="moments", steps=1, adjacency=ADD_REMOVE)], DELTA)
+    assert found["epsilon"] is None
+    assert "releases under add-remove and replace-one neighbours are not added up" in found["reason"]
+    assert found["releases"]["weights"]["epsilon"] == pytest.approx(cost(1))
+
+
+def test_parts_that_share_a_guarantee_are_charged_once() -> None:
+    promise = Guarantee("dp-sgd", {}, "record-level, all", ((2.0, 1.0, 3),), ADD_REMOVE)
+    kinds = {"weights": Kind.WEIGHTS, "head": Kind.WEIGHTS, "moments": Kind.MOMENTS}
+    parts = [pb.Part(name=name, kind=pb.Kind.ValueType(kind)) for name, kind in kinds.items()]
+    found = releases(parts, dict.fromkeys(kinds, promise), {"client": 0})
+    assert [(release.kind, release.parts) for release in found] == [
+        (Kind.WEIGHTS, ("weights", "head")),
+        (Kind.MOMENTS, ("moments",)),
+    ]
+    assert [release.guarantee.history for release in found] == [((2.0, 1.0, 3),), ()]
+    rows = [
+        row(
+            kind=release.kind.label,
+            covers=release.guarantee.covers,
+            parameters=release.guarantee.parameters,
+            history=[list(entry) for entry in release.guarantee.history],
+            adjacency=release.guarantee.adjacency,
+        )
+        for release in found
+    ]
+    told = summarise(rows, DELTA)
+    assert told["epsilon"] == pytest.approx(cost(3))
+    assert told["releases"]["moments"]["epsilon"] is None, "its cost is with the weights; 0 would be a lie"
