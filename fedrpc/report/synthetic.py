@@ -135,7 +135,7 @@ def _facts(run: Run, judgement: Judgement, params: ZeroShotParams, oracle_epochs
 def _table(judgement: Judgement, classes: Sequence[str]) -> Table:
     made = Table(title="Made inputs, percent correct", title_justify="left", header_style="bold")
     made.add_column("class")
-    for name in ("oracle on made", "model on real", "oracle on real", "model on made"):
+    for name in ("oracle: made", "model: real", "oracle: real", "model: made"):
         made.add_column(name, justify="right")
     columns = (
         judgement.oracle_on_made,
