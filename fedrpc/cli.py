@@ -230,6 +230,25 @@ def report(
 
 
 @app.command()
+def synthetic(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a finished run.")],
+    per_class: Annotated[int, typer.Option(min=1, help="How many inputs of each class are made.")] = 64,
+    iterations: Annotated[int | None, typer.Option(min=1, help="Of the inversion; the run's own if not given.")] = None,
+    oracle_epochs: Annotated[int, typer.Option(min=1, help="How long the oracle is trained.")] = 5,
+    data_dir: DataDir = None,
+) -> None:
+    """Make inputs from a finished run's model alone, and have an oracle that saw all the data judge them.
+
+    By class: how often the oracle sees the wanted class, beside the model's own accuracy on real test data.
+
+    Writes synthetic.json and, of images, the contact sheet synthetic.png into DIR.
+    """
+    from fedrpc.report.synthetic import show_synthetic
+
+    show_synthetic(folder, per_class, iterations, oracle_epochs, data_dir, console)
+
+
+@app.command()
 def certs(
     out: Annotated[Path, typer.Argument(help="Where the certificates go.")],
     host: Annotated[list[str], typer.Option(help="A name or address that clients reach the server by.")],

@@ -58,6 +58,7 @@ class Problem:
             model=self.network,
             build=lambda purpose, make: self._seeded(f"init-{purpose}", make),
             num_examples=lambda: [sum(row) for row in self.class_counts],
+            bounds=self.dataset.bounds(config.normalise),
         )
         self.method.check(self.env)
 
@@ -116,6 +117,11 @@ class Problem:
         """One client's own data."""
         train, test = (self._examples(self.dataset.train, index) for index in self.local_indices(client))
         return ClientData(train, test, self.dataset.num_classes, self.dataset.shape)
+
+    def pooled_train(self) -> Examples:
+        """All clients' training data as one set: for a yardstick that no federated method may know."""
+        index = np.concatenate([self.local_indices(client)[0] for client in range(self.config.clients)])
+        return self._examples(self.dataset.train, index)
 
     def external_test(self) -> Examples:
         """The external test set, which never enters a partition; read by memory map, a batch at a time."""

@@ -92,6 +92,7 @@ class Env:
     model: Callable[[], nn.Module]  # a fresh copy of the run's network, always with the same initial weights
     build: Callable[[str, Callable[[], nn.Module]], nn.Module]  # any other network, with initial weights by purpose
     num_examples: Callable[[], Sequence[int]]  # training examples of every client; the first call makes the split
+    bounds: tuple[Tensor, Tensor] | None  # the least and the greatest value of an input, by channel; None for signals
 
 
 class Round(Protocol):
@@ -140,8 +141,12 @@ class Round(Protocol):
         """The stream for a purpose in this round; the same purpose and step give the same stream again."""
         ...
 
-    async def compute(self, function: Callable[..., T], *args: Any) -> T:
-        """Runs heavy work off the event loop."""
+    async def compute(self, function: Callable[..., T], *args: Any, keep_memory: bool = False) -> T:
+        """Runs heavy work off the event loop.
+
+        With `keep_memory` what the work frees is kept for its own next use and goes back to the system when it is done:
+        for training and other loops, which otherwise spend half their time on fresh pages.
+        """
         ...
 
     def record(self, **values: Any) -> None:

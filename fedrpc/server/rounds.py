@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import math
 import time
@@ -22,6 +23,7 @@ from fedrpc.errors import QuorumError, WireError
 from fedrpc.methods.base import ClientId, Down, Phase, Reply, Up
 from fedrpc.methods.blocks.train import learning_rate
 from fedrpc.problem import Problem
+from fedrpc.process import keeping_freed_memory
 from fedrpc.seeds import derive
 from fedrpc.server.mailbox import Mailbox, Missing, Question, Task
 from fedrpc.server.spool import Spool
@@ -111,9 +113,14 @@ class ServerRound:
         """The clients' rate of this round, after decay."""
         return learning_rate(self.env.train, self.index)
 
-    async def compute(self, function: Callable[..., T], *args: Any) -> T:
+    async def compute(self, function: Callable[..., T], *args: Any, keep_memory: bool = False) -> T:
         """Runs heavy work off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._desk.work, function, *args)
+
+        def work() -> T:
+            with keeping_freed_memory() if keep_memory else contextlib.nullcontext():
+                return function(*args)
+
+        return await asyncio.get_running_loop().run_in_executor(self._desk.work, work)
 
     async def save(self, state: Any) -> None:
         """Makes a state durable within a stage."""

@@ -96,6 +96,22 @@ def test_inputs_of_signals(signals: Raw, place: Place) -> None:
         data.inputs(data.train.x, "symmetric")
 
 
+@pytest.mark.parametrize("normalise", ["standard", "unit", "symmetric"])
+def test_bounds_are_black_and_white(normalise: str, images: Raw, place: Place) -> None:
+    data = load("own", place(images).parent)
+    bounds = data.bounds(normalise)
+    assert bounds is not None
+    for end, value in zip(bounds, (0, 255), strict=True):
+        assert end.shape == (2, 1, 1)
+        assert torch.equal(end.expand(data.shape), data.inputs(np.full((1, 2, 4, 5), value, np.uint8), normalise)[0])
+    x = data.inputs(data.train.x, normalise)
+    assert ((bounds[0] <= x) & (x <= bounds[1])).all()
+
+
+def test_signals_have_no_bounds(signals: Raw, place: Place) -> None:
+    assert load("own", place(signals).parent).bounds() is None
+
+
 def test_inputs_refuse_what_they_cannot_mean(signals: Raw, place: Place) -> None:
     data = load("own", place(signals).parent)
     with pytest.raises(DataError, match=r"unknown normalise 'zscore'; expected one of standard, unit, symmetric"):

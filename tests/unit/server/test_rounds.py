@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -483,6 +483,25 @@ async def test_heavy_work_runs_off_the_event_loop(tmp_path):
         name = await desk.round().compute(lambda suffix: threading.current_thread().name + suffix, "!")
     assert name.startswith("compute")
     assert name.endswith("!")
+
+
+@asynchronous
+async def test_only_work_that_says_so_keeps_what_it_frees(tmp_path, monkeypatch):
+    kept: list[str] = []
+
+    @contextmanager
+    def keeping() -> Iterator[None]:
+        kept.append("kept")
+        yield
+        kept.append("given back")
+
+    monkeypatch.setattr(rounds, "keeping_freed_memory", keeping)
+    async with table(tmp_path) as desk:
+        assert await desk.round().compute(kept.copy) == []
+        assert await desk.round().compute(kept.copy, keep_memory=True) == ["kept"]
+        assert kept == ["kept", "given back"]
+        with pytest.raises(ZeroDivisionError):
+            await desk.round().compute(lambda: 1 / 0, keep_memory=True)
 
 
 @asynchronous

@@ -1,0 +1,229 @@
+"""Zero-shot data generation (Fed-ZDA, Hao et al., 2021): labelled inputs from a network and its BatchNorm statistics.
+
+Equation 3: over the inputs alone, the squared distances of the mean and of the standard deviation that enter each
+BatchNorm layer from what it has kept, plus the cross-entropy of the wanted labels; the network is frozen.
+
+Where the paper is silent: Adam at 0.1 for 500 iterations; all classes in one balanced batch, for BatchNorm's statistics
+are of the mixture of classes; deviations are sqrt(variance + 1e-6) on both sides, the batch's variance biased; inputs
+stay in the range of the data from the start on, where it has one; the best of all iterates is kept. No jitter and no
+total variation.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedrpc.errors import ConfigError
+from fedrpc.methods.base import Env, Params
+
+REFUSES_DP_SGD = "refused: DP-SGD needs a network without BatchNorm, whose statistics are what data is made from"
+NO_FORMAL_DP = (
+    "real records are always trained on, and made ones come from models that were: the paper's (0, delta) has no delta "
+    "below the real fraction, is of one sample in one round, and is no protection of a record"
+)
+_EPSILON = 1e-6
+
+
+class ZeroShotParams(Params):
+    """The paper gives equation 3 and its three equal weights; the rest is silent there and chosen here."""
+
+    t_start: int = Field(80, ge=0, description="rounds before any data is made; the paper tries 80, 90 and 95 of 100")
+    samples_per_class: int = Field(64, ge=1, description="inputs made of each class by each inversion")
+    iterations: int = Field(500, ge=1, description="of an inversion")
+    synthesis_lr: float = Field(0.1, gt=0, description="of the Adam that moves the inputs")
+    mean_weight: float = Field(1.0, ge=0, description="of BatchNorm's means")
+    std_weight: float = Field(1.0, ge=0, description="of BatchNorm's standard deviations")
+    class_weight: float = Field(1.0, ge=0, description="of the cross-entropy")
+
+    def makes(self, round_index: int) -> bool:
+        """Whether data is made in a round."""
+        return round_index >= self.t_start
+
+
+@dataclass(frozen=True)
+class Made:
+    """A balanced batch of made inputs, on the CPU.
+
+    Attributes:
+        loss: Of equation 3; infinite when it never was a number, and then the inputs are noise.
+        loss_at_start: The same before the first iteration.
+    """
+
+    x: Tensor
+    y: Tensor
+    loss: float
+    loss_at_start: float
+
+    @property
+    def usable(self) -> bool:
+        """Whether the network could be inverted at all."""
+        return math.isfinite(self.loss)
+
+
+Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+
+
+def norm_layers(model: nn.Module) -> list[Norm]:
+    """The BatchNorm layers that keep statistics."""
+    return [layer for layer in model.modules() if isinstance(layer, Norm) and layer.running_mean is not None]
+
+
+def require_statistics(what: str, model: nn.Module) -> None:
+    """Raises ConfigError for a network that there is nothing to make data from."""
+    if not norm_layers(model):
+        raise ConfigError(
+            f"{what} makes data from the statistics that BatchNorm layers keep, but {type(model).__name__} has no such "
+            "layer; choose another --model, such as zda-mnist or zda-cifar"
+        )
+
+
+def balanced(num_classes: int, per_class: int) -> Tensor:
+    """Labels: so many of each class."""
+    return torch.arange(num_classes).repeat_interleave(per_class)
+
+
+class MatchedNorm(torch.autograd.Function):
+    """BatchNorm in evaluation mode that also says how far its input's statistics are from the ones that it has kept.
+
+    Both in one backward pass of its own: autograd's through a mean and a variance takes as long as a convolution, and
+    torch's through a BatchNorm layer that has nothing to learn four times as long as what is left of it here.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, layer: Norm, weights: tuple[float, float]) -> tuple[Tensor, Tensor]:
+        """What the layer gives, and the squared distances of means and of deviations with their weights."""
+        assert layer.running_mean is not None and layer.running_var is not None, "only such layers are matched"
+        # What BatchNorm itself uses in training: several times as fast as `torch.var_mean`.
+        mean, variance = torch.batch_norm_update_stats(z, None, None, 0.0)
+        std = (variance + _EPSILON).sqrt()
+        off_mean, off_std = mean - layer.running_mean, std - (layer.running_var + _EPSILON).sqrt()
+        count = z.numel() / z.shape[1]
+        slope = (2 * weights[1] / count) * off_std / std
+        shift = (2 * weights[0] / count) * off_mean - slope * mean
+        scale = (layer.running_var + layer.eps).rsqrt() * (1 if layer.weight is None else layer.weight)
+        offset = (0 if layer.bias is None else layer.bias) - layer.running_mean * scale
+        ctx.save_for_backward(z, scale, slope, shift)
+        distance = weights[0] * off_mean.square().sum() + weights[1] * off_std.square().sum()
+        return torch.addcmul(_by_channel(offset, z), z, _by_channel(scale, z)), distance
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_distance: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient that came through the scale, and shift + slope z of each channel."""
+        z, *rest = ctx.saved_tensors
+        scale, slope, shift = (_by_channel(value, z) for value in rest)
+        own = torch.addcmul(grad_distance * shift, z, grad_distance * slope)
+        return own.addcmul_(grad, scale), None, None
+
+
+def _by_channel(values: Tensor, z: Tensor) -> Tensor:
+    return values.view(1, -1, *[1] * (z.dim() - 2))
+
+
+class Inversion:
+    """Moves a batch from noise to inputs that a network would have been trained on.
+
+    Args:
+        model: Only read: a frozen copy of it is inverted.
+        start: The noise; it says the device too.
+        y: The wanted labels.
+        bounds: The least and the greatest value of each channel, if there are any.
+    """
+
+    def __init__(
+        self, model: nn.Module, params: ZeroShotParams, start: Tensor, y: Tensor, bounds: tuple[Tensor, Tensor] | None
+    ) -> None:
+        require_statistics("zero-shot generation", model)
+        self._params, self._y = params, y.to(start.device)
+        self._bounds = tuple(bound.to(start.device) for bound in bounds) if bounds else None
+        # Of images the layout in which pooling and convolutions take half the time.
+        layout = torch.channels_last if start.dim() == 4 else torch.contiguous_format
+        self._frozen = copy.deepcopy(model).to(start.device).to(memory_format=layout).eval().requires_grad_(False)
+        for layer in norm_layers(self._frozen):
+            layer.forward = partial(self._norm, layer)  # type: ignore[method-assign]
+        self._distances: list[Tensor] = []
+        self._x = start.clone(memory_format=layout)
+        self._clamp()
+        self._adam = torch.optim.Adam([self._x.requires_grad_()], lr=params.synthesis_lr, fused=True)
+        self._best, self._best_loss = self._x.detach().clone(), math.inf
+        self._losses: list[float] = []
+
+    def _norm(self, layer: Norm, z: Tensor) -> Tensor:
+        weights = self._params.mean_weight, self._params.std_weight
+        out: Tensor
+        out, distance = MatchedNorm.apply(z, layer, weights)
+        self._distances.append(distance)
+        return out
+
+    def _judged(self) -> Tensor:
+        """The loss of the inputs as they are, which are kept if it is the least so far."""
+        self._distances.clear()
+        wrong = F.cross_entropy(self._frozen(self._x), self._y)
+        loss = self._params.class_weight * wrong + torch.stack(self._distances).sum()
+        value = float(loss.detach())
+        self._losses.append(value)
+        if value < self._best_loss:
+            self._best.copy_(self._x.detach())
+            self._best_loss = value
+        return loss
+
+    @torch.no_grad()
+    def _clamp(self) -> None:
+        if self._bounds is not None:
+            self._x.clamp_(*self._bounds)
+
+    def advance(self, iterations: int, check: Callable[[], None] = lambda: None) -> None:
+        """Some iterations; `check` is called before each and may raise."""
+        for _ in range(iterations):
+            check()
+            loss = self._judged()
+            self._adam.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._adam.step()
+            self._clamp()
+
+    def made(self) -> Made:
+        """The best so far."""
+        with torch.no_grad():
+            self._judged()  # where the last step led
+        best = self._best.to("cpu", memory_format=torch.contiguous_format)
+        return Made(best, self._y.cpu(), self._best_loss, self._losses[0])
+
+
+def inversion(
+    model: nn.Module, env: Env, params: ZeroShotParams, rng: np.random.Generator, device: torch.device
+) -> Inversion:
+    """A balanced batch of the run's classes before its first iteration: standard normal noise."""
+    y = balanced(env.num_classes, params.samples_per_class)
+    noise = rng.standard_normal((len(y), *env.shape), np.float32)
+    return Inversion(model, params, torch.from_numpy(noise).to(device), y, env.bounds)
+
+
+def privacy_record(env: Env, seen: Mapping[int, int]) -> dict[str, Any]:
+    """What a round's record says of privacy: the largest real fraction of any client, and that nothing follows from it.
+
+    Args:
+        seen: How many examples, real and made, each client trained on.
+    """
+    real = env.num_examples()
+    fractions = [real_fraction(real[client], count) for client, count in seen.items() if count]
+    return {
+        "zda_real_fraction": max(fractions, default=1.0),
+        "formal_dp": "none",
+        "formal_dp_reason": NO_FORMAL_DP,
+    }
+
+
+def real_fraction(num_real: int, num_seen: int) -> float:
+    """The share of a client's training set that is its own data; 1 where nothing was made."""
+    return min(1.0, num_real / num_seen)

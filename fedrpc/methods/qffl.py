@@ -1,0 +1,151 @@
+"""q-FFL by q-FedAvg (Li et al., 2020): clients with a higher loss move the global model more.
+
+Departs from the paper:
+- Sent are the trained model and the loss; the server makes Delta and h of them, so that q stays with it.
+- BatchNorm's buffers have no gradient: they are averaged, each client alike, and are outside the squared norm.
+- 1e-10 is added to every loss, as in its authors' code. Powers of losses have a common scale, which the quotient does
+  not see: neither q = 50 nor a loss of 0 overflows.
+
+q depends on the data and must be swept; 1 is only where to begin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pydantic import Field
+from torch import Tensor
+
+from fedrpc.errors import ConfigError, QuorumError
+from fedrpc.methods import base
+from fedrpc.methods.base import ClientContext, Cost, Env, Phase, Round, Shapes, on, register
+from fedrpc.methods.blocks.mean import WeightedMean
+from fedrpc.methods.fedavg import FIT as PLAIN_FIT
+from fedrpc.methods.fedavg import FedAvg, Global, Update
+from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate
+from fedrpc.models.state import load
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.message import Tensors, part
+
+_LEAST_LOSS = 1e-10
+
+
+@dataclass(frozen=True)
+class FairUpdate(Update):
+    """Up: FedAvg's update, and the mean loss of the received model on the client's training data."""
+
+    loss: float = part(Kind.SCALARS)
+
+
+def _check(question: Global, answer: FairUpdate) -> None:
+    if PLAIN_FIT.check is not None:
+        PLAIN_FIT.check(question, answer)
+    if not 0 <= answer.loss < math.inf:
+        raise ValueError(f"the loss of the received model should be a number of at least 0, got {answer.loss}")
+
+
+FIT = Phase("fit", Global, FairUpdate, same=("weights",), check=_check)
+
+
+class FairStep:
+    """The step of q-FedAvg, a client at a time: start - sum of Delta / sum of h.
+
+    Args:
+        start: The model that clients began with.
+        learned: Names of the parameters; all other tensors are buffers.
+        q: How much fairness counts.
+        lipschitz: L, one over the clients' learning rate.
+    """
+
+    def __init__(self, start: Tensors, learned: Collection[str], *, q: float, lipschitz: float) -> None:
+        self._start = {name: start[name].double() for name in learned}
+        self._dtypes = {name: start[name].dtype for name in learned}
+        self._q, self._lipschitz = q, lipschitz
+        self._scale = -math.inf  # the log of the largest F^q so far, by which both sums are divided
+        self._delta: Tensors = {}
+        self._h = 0.0
+        self._buffers = WeightedMean()
+        self._names = list(start)
+
+    def add(self, weights: Tensors, loss: float) -> None:
+        """Adds one client's model and its loss before training."""
+        log_loss = math.log(loss + _LEAST_LOSS)
+        share = self._share(self._q * log_loss)
+        step = {name: self._lipschitz * (value - weights[name].double()) for name, value in self._start.items()}
+        norm2 = sum(float(tensor.square().sum()) for tensor in step.values())
+        self._h += share * (self._q * norm2 * math.exp(-log_loss) + self._lipschitz)
+        for name, tensor in step.items():
+            self._delta[name] = self._delta[name].add_(tensor, alpha=share) if name in self._delta else tensor * share
+        self._buffers.add({name: value for name, value in weights.items() if name not in self._start}, 1.0)
+
+    def _share(self, log_power: float) -> float:
+        """F^q over the largest one; what was summed so far is brought to that scale."""
+        if log_power > self._scale:
+            shrink = math.exp(self._scale - log_power)
+            self._scale = log_power
+            self._h *= shrink
+            for tensor in self._delta.values():
+                tensor.mul_(shrink)
+        return math.exp(log_power - self._scale)
+
+    @property
+    def value(self) -> Tensors:
+        """The new model, in the dtypes and the order of the old one."""
+        if not self._h:
+            raise QuorumError("no client that answered had any training data, so there is no step to make")
+        moved: dict[str, Tensor] = {
+            name: (value - self._delta[name] / self._h).to(self._dtypes[name]) for name, value in self._start.items()
+        }
+        both = moved | dict(self._buffers.value)
+        return {name: both[name] for name in self._names}
+
+
+@register
+class QFfl(FedAvg):
+    """FedAvg's clients, who also say how they fared, and a step that favours those who fared badly."""
+
+    name = "qffl"
+
+    class Params(base.Params):
+        """The Fed-ZDA paper does not say its q; 0.1, 1 and 5 are what to sweep."""
+
+        q: float = Field(1.0, ge=0, description="0 is the uniform mean; more is fairer")
+
+    def check(self, env: Env) -> None:
+        """Refuses optimizers whose steps are no gradient times the learning rate."""
+        if env.params.q and (env.train.optimizer != "sgd" or env.train.momentum):
+            raise ConfigError(
+                "qffl takes one over the learning rate for the smoothness of the loss, which holds for plain SGD only, "
+                f"got {env.train.optimizer} with momentum {env.train.momentum:g}; "
+                "set train.optimizer=sgd and train.momentum=0"
+            )
+
+    async def round(self, state: Global, rnd: Round) -> Global:
+        """Asks the cohort to train and makes the step."""
+        learned = [name for name, _ in rnd.model().named_parameters()]
+        step = FairStep(state.weights, learned, q=rnd.params.q, lipschitz=1 / rnd.learning_rate())
+        losses, before = {}, {}
+        async for reply in rnd.ask(FIT, state):
+            update = reply.body
+            losses[reply.client] = update.losses.tolist()
+            if update.num_examples:
+                before[reply.client] = update.loss
+                await rnd.compute(step.add, update.weights, update.loss)
+        rnd.record(local_losses=losses, losses_before=before)
+        return Global(await rnd.compute(lambda: step.value))
+
+    @on(FIT)
+    def fit(self, ctx: ClientContext, msg: Global) -> FairUpdate:
+        """Judges the received model on own training data, then trains it."""
+        model = ctx.model()
+        load(model, msg.weights)
+        batches = ctx.data.train.batches(BATCH_SIZE)
+        judged = evaluate(model, batches, num_classes=ctx.data.num_classes, device=ctx.device)
+        update = super().fit(ctx, msg)
+        return FairUpdate(update.weights, update.num_examples, update.losses, judged.loss or 0.0)
+
+    def cost(self, shapes: Shapes) -> Cost:
+        """FedAvg's, and one more scalar up for each participation."""
+        return super().cost(shapes).add("up", Kind.SCALARS, 8 * shapes.num_asked)
