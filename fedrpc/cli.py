@@ -194,7 +194,9 @@ def audit(run: Annotated[Path, typer.Argument(help="The directory of a finished 
 
 
 @app.command("list")
-def list_(what: Annotated[str, typer.Argument(help="methods, datasets, models, partitions or recipes")]) -> None:
+def list_(
+    what: Annotated[str, typer.Argument(help="methods, params, datasets, models, partitions, recipes or settings")],
+) -> None:
     """Name what can be chosen."""
     from fedrpc.report.listing import LISTINGS
 
@@ -221,12 +223,14 @@ def partition(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Directories of finished runs.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Directories of finished runs or comparisons.")
+    ],
 ) -> None:
-    """Show finished runs again: print each one's table and write its page, report.html."""
-    from fedrpc.report.page import show_runs
+    """Show finished runs and comparisons again: print each one's table and write its page."""
+    from fedrpc.report.comparison import show_finished
 
-    show_runs(folders, console)
+    show_finished(folders, console)
 
 
 @app.command()

@@ -15,6 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedrpc import __version__
 from fedrpc.errors import ConfigError, UnknownName
 
+_ALSO_CALLED = {  # elsewhere
+    "learning_rate": "train.lr",
+    "local_epochs": "train.epochs",
+    "num_clients": "clients",
+    "num_rounds": "rounds",
+    "client_fraction": "fraction",
+    "data": "dataset",
+}
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -174,6 +183,8 @@ def _elsewhere(cls: type[BaseModel], path: list[str]) -> str:
         for name, table in tables.items()
         if isinstance(table, type) and issubclass(table, BaseModel) and path[0] in table.model_fields
     ]
+    if len(path) and path[-1] in _ALSO_CALLED:
+        found.append(_ALSO_CALLED[path[-1]])
     return f"There is '{found[0]}'." if found else ""
 
 

@@ -19,6 +19,7 @@ from fedrpc.config import RunConfig, params_of
 from fedrpc.data.datasets import DataSet, Split, load
 from fedrpc.data.examples import Examples
 from fedrpc.data.partition import Partition, local_split, partition, subsample
+from fedrpc.errors import ConfigError
 from fedrpc.methods import METHODS
 from fedrpc.methods.base import ClientData, Env, Method
 from fedrpc.seeds import derive, seed_torch
@@ -41,7 +42,10 @@ class Problem:
             name = models.default_for(self.dataset.shape, config.dataset)
             config = config.model_copy(update={"model": name})
         self.config = config
-        self.method: Method[Any] = METHODS[config.method]()
+        cls = METHODS[config.method]
+        if lacking := [name for name in ("init", "round", "model", "cost") if not cls.overrides(name)]:
+            raise ConfigError(f"method '{config.method}' is not whole: {cls.__name__} lacks {', '.join(lacking)}")
+        self.method: Method[Any] = cls()
         self.params = params_of(config)
         if config.privacy.dp_sgd:
             self._refuse_unless_private()

@@ -250,7 +250,11 @@ def quantity(pool: Pool, q: int) -> list[np.ndarray]:
     """Qua(q): client i holds class i mod C and q - 1 others; holders of a class share it equally, to within one."""
     count = len(pool.labels)
     require(1 <= q <= count, "quantity", "q", f"1 to {count} classes a client", q)
-    require(pool.num_clients >= count, "quantity", "clients", f"at least {count}, one for each class", pool.num_clients)
+    if pool.num_clients < count:
+        raise ConfigError(
+            f"partition 'quantity': expected a client for each of the {count} classes, got {pool.num_clients}; "
+            f"give --clients {count} or more, or take another partition, such as dirichlet:0.1"
+        )
     rng = pool.rng("quantity")
     holds = np.zeros((pool.num_clients, count), dtype=bool)
     for client, row in enumerate(holds):

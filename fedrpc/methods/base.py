@@ -378,7 +378,7 @@ class Method(Generic[State]):
 
     @classmethod
     def overrides(cls, stage: str) -> bool:
-        """Whether a method has an optional stage ("setup" or "finalize") of its own."""
+        """Whether a method has an attribute of this class, such as the optional stage "setup", of its own."""
         return getattr(cls, stage) is not getattr(Method, stage)
 
     @classmethod

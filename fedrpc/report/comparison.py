@@ -56,6 +56,7 @@ from fedrpc.report.comparison_page import (
     page,
     title_of,
 )
+from fedrpc.report.page import show_runs
 from fedrpc.report.plots_bytes import FILLS, spent_at
 from fedrpc.report.reading import Run, read_run
 from fedrpc.report.table import size
@@ -131,6 +132,15 @@ def show_comparison(
     where = f"run directories: {folder}/<method>\nfigures: {folder}/compare.json\npage: {folder}/compare.html"
     console.print(Text(where), soft_wrap=True)
     return found.failures
+
+
+def show_finished(folders: Sequence[Path], console: Console) -> None:
+    """Prints the tables of finished runs and comparisons, and writes their pages anew."""
+    compared = [folder for folder in folders if (folder / "compare.json").is_file()]
+    show_runs([folder for folder in folders if folder not in compared], console)
+    for folder in compared:
+        told = json.loads((folder / "compare.json").read_text())
+        show_comparison(folder, [entry["method"] for entry in (*told["methods"], *told["failed"])], (), console)
 
 
 def read_comparison(folder: Path, methods: Iterable[str], failures: Sequence[Failure] = ()) -> Comparison:

@@ -6,11 +6,13 @@ import inspect
 import os
 import sys
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -271,10 +273,52 @@ def recipe_about(text: str) -> str:
     return " ".join(words)
 
 
+# Settings
+
+
+def settings() -> RenderableType:
+    """Every setting of a run, as --set and TOML name it."""
+    made = _table("setting", "default", "about")
+    for name, field in _flat(config.RunConfig):
+        if name != "params":
+            _add(made, name, _default(field), field.description or "")
+    return Group(made, Text("\nA method has parameters of its own, params.NAME: see `fedrpc list params`."))
+
+
+def params() -> RenderableType:
+    """Every method's own parameters."""
+    made = _table("method", "parameter", "default", "about")
+    for name in METHODS:
+        for parameter, field in METHODS[name].Params.model_fields.items():
+            _add(made, name, f"params.{parameter}", _default(field), field.description or "")
+    return made
+
+
+def _flat(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """The fields of a configuration, those of its tables by their dotted names."""
+    for name, field in cls.model_fields.items():
+        tables = [kind for kind in (field.annotation, *typing.get_args(field.annotation)) if _is_table(kind)]
+        if tables:
+            yield from _flat(tables[0], f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    return "none" if value is None else str(value)
+
+
 LISTINGS: dict[str, Callable[[], RenderableType]] = {
     "methods": methods,
     "datasets": dataset_listing,
     "models": model_listing,
     "partitions": partitions,
     "recipes": recipes,
+    "settings": settings,
+    "params": params,
 }

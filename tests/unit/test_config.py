@@ -105,3 +105,11 @@ def test_every_recipe_is_a_run() -> None:
 def test_the_cohort_has_at_least_one_client() -> None:
     assert config.build({"clients": 10, "fraction": 0.01}).cohort_size == 1
     assert config.build({"clients": 100, "fraction": 0.1}).cohort_size == 10
+
+
+@pytest.mark.parametrize(("name", "there_is"), [("learning_rate", "train.lr"), ("num_rounds", "rounds")])
+def test_names_that_others_use_lead_to_ours(name: str, there_is: str) -> None:
+    with pytest.raises(UnknownName, match=rf"There is '{there_is}'"):
+        config.build({name: 1})
+    with pytest.raises(UnknownName, match=r"There is 'train\.lr'"):
+        config.build({"train": {"learning_rate": 1}})

@@ -239,7 +239,7 @@ def test_quantity(q: int) -> None:
 
 
 def test_quantity_needs_a_client_for_each_class() -> None:
-    with pytest.raises(ConfigError, match="clients: expected at least 10, one for each class, got 9"):
+    with pytest.raises(ConfigError, match="a client for each of the 10 classes, got 9; give --clients 10 or more"):
         partition("quantity:3", shuffled([50] * 10), 9, 0)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedrpc.report.comparison import Comparison, Failure, read_comparison, rendered, show_comparison
+from fedrpc.report.comparison import Comparison, Failure, read_comparison, rendered, show_comparison, show_finished
 from fedrpc.report.comparison_page import RAW, SINGLE, colours, page, smoothed
 from fedrpc.wire.ledger import to_json
 
@@ -385,3 +385,15 @@ def test_a_run_that_is_not_finished_is_listed_as_such(tmp_path: Path, make: Make
     assert show_comparison(tmp_path, list(reasons), [], Console(file=io.StringIO())) == found.failures
     assert "not finished" in reasons["fedprox"]
     assert "no such folder" in reasons["fedlc"]
+
+
+def test_a_comparison_is_shown_again_beside_runs(tmp_path: Path, make: Any) -> None:
+    for method in ("fedavg", "fedprox"):
+        make(method)
+    show_comparison(tmp_path, ["fedavg", "fedprox"], (), Console(file=io.StringIO()))
+    (tmp_path / "compare.html").unlink()
+    out = io.StringIO()
+    show_finished([tmp_path / "fedavg", tmp_path], Console(file=out, width=200))
+    assert (tmp_path / "compare.html").is_file()
+    assert (tmp_path / "fedavg" / "report.html").is_file()
+    assert f"run directories: {tmp_path}/<method>" in out.getvalue()

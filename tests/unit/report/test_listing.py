@@ -39,6 +39,8 @@ def text_of(made: RenderableType, width: int = 160) -> str:
         ("models", models.MODELS),
         ("partitions", PARTITIONERS),
         ("recipes", config.recipes()),
+        ("settings", ["train.lr", "privacy.dp_sgd.noise_multiplier", "limits.quorum", "channels"]),
+        ("params", [name for name in METHODS if METHODS[name].Params.model_fields]),
     ],
 )
 def test_every_name_starts_a_line(what: str, names: object, width: int) -> None:
