@@ -26,6 +26,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: what is here, and how to get the rest.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+deploy_app = typer.Typer(help="Runs on Kubernetes.", no_args_is_help=True)
+app.add_typer(deploy_app, name="deploy")
 server_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 client_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console()
@@ -230,6 +232,51 @@ def data_prepare(
     if folder is None:
         raise ConfigError("say where the data goes: --data-dir DIR, or set FEDRPC_DATA")
     prepare_with_progress(name, folder, source, console)
+
+
+@deploy_app.callback()
+def deploy() -> None:
+    """Runs on Kubernetes."""
+
+
+@deploy_app.command()
+def render(
+    image: Annotated[str, typer.Option(help="The image; deploy/Dockerfile makes it.")],
+    method: Method = None,
+    dataset: Dataset = None,
+    partition: Partition = None,
+    model: Model = None,
+    clients: Clients = None,
+    fraction: Fraction = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    device: Device = None,
+    set_: Set = None,
+    recipe: Recipe = None,
+    config_file: ConfigFile = None,
+    clients_per_pod: Annotated[int, typer.Option(min=1, help="Clients in each pod, forked from one process.")] = 1,
+    data_pvc: Annotated[str | None, typer.Option(help="A claim with prepared data sets.")] = None,
+    state_pvc: Annotated[
+        str | None, typer.Option(help="A claim that all pods can write, so that clients' stores outlive their pods.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="What all objects' names begin with.")] = "fedrpc",
+    namespace: Annotated[str | None, typer.Option(help="kubectl's own when not given.")] = None,
+    storage: Annotated[str, typer.Option(help="Room for run directories.")] = "10Gi",
+    storage_class: Annotated[str | None, typer.Option(help="The cluster's default when not given.")] = None,
+    server_memory: Annotated[str | None, typer.Option(help="Of the server; 2Gi when not given.")] = None,
+    server_cpu: Annotated[str | None, typer.Option(help="Of the server; 1 when not given.")] = None,
+    client_memory: Annotated[str | None, typer.Option(help="Of a client pod; by its clients when not given.")] = None,
+    client_cpu: Annotated[str | None, typer.Option(help="Of a client pod; by its clients when not given.")] = None,
+) -> None:
+    """Print the Kubernetes manifests of a run: nobody edits YAML by hand.
+
+    fedrpc deploy render --config run.toml --clients 500 --clients-per-pod 20 --image IMAGE | kubectl apply -f -
+    """
+    from fedrpc.deploy.render import configuration, deployment
+    from fedrpc.deploy.render import render as rendered
+
+    given = locals()
+    typer.echo(rendered(deployment(configuration(_values(given)), given)), nl=False)
 
 
 @server_app.command()

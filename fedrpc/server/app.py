@@ -150,6 +150,8 @@ class Servicer:
             frame = said.SerializeToString()
             self._book_session("down", session.client, len(frame))
             await self._write(context, frame)
+            if said.idle.finished:
+                self._roster.close(session)  # its id is free, should another pod come for it
         except FedrpcError as error:
             await _abort(context, error)
 
