@@ -21,13 +21,13 @@ CONFIG_DIR, RUNS_DIR, STATE_DIR, DATA_DIR, TMP_DIR = "/config", "/runs", "/state
 USER = 10001  # any other does as well: the image expects no user
 
 # What a cluster takes longer for than one machine: a pod is evicted, scheduled and started anew in minutes.
-PATIENT = {"limits": {"join_s": 3600.0, "absent_s": 600.0}}
+PATIENT = {"limits": {"join_s": 1800.0, "absent_s": 600.0}}
 WAIT_S = 3600  # a client that gives up is a new pod, which starts without what the old one kept
 
-# Measured; deploy/README.md has the figures, and says where these leave room.
+# From what was measured, with room; deploy/README.md has both.
 SERVER_MEMORY, SERVER_CPU = "2Gi", "1"
-POD_MIB, CLIENT_MIB = 384, 64  # of a pod with one client, and of each further client in it
-IDLE_CPU = 0.05  # cores that a client takes while it waits for its turn, start included
+POD_MIB, CLIENT_MIB = 768, 48  # of a pod with one client, and of each further client in it
+IDLE_CPU = 0.02  # cores for a client that waits for its turn: it takes less, but has to start
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")

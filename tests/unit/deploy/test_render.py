@@ -81,7 +81,7 @@ def test_several_clients_a_pod_are_told_how_many_there_are() -> None:
     [
         ({}, 1, "1000m", shape.POD_MIB),
         ({"fraction": 0.1}, 1, "100m", shape.POD_MIB),
-        ({"fraction": 0.01}, 1, "50m", shape.POD_MIB),
+        ({"fraction": 0.01}, 1, "20m", shape.POD_MIB),
         ({"fraction": 0.1, "clients": 500}, 20, "2000m", shape.POD_MIB + 19 * shape.CLIENT_MIB),
         (
             {"fraction": 0.1, "clients": 500, "train": {"threads": 4}},
