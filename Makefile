@@ -6,7 +6,7 @@ SUPPORTED := import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("fedr
 	and this is %d.%d; name another one: make setup PYTHON=python3.12" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt protos bench
+.PHONY: help setup demo test check checkov fmt protos bench
 MAKEFLAGS += --no-print-directory
 
 help: ## show this list
@@ -32,6 +32,13 @@ check: setup ## lint, format, types, and generated code, all without changing a 
 	@$(BIN)/ruff format --quiet --check
 	@$(BIN)/mypy --strict fedrpc
 	@$(BIN)/python protos/generate.py --check
+
+checkov: .venv-checkov/bin/checkov ## install checkov, which the tests of deploy/ use when it is there
+	@:
+
+.venv-checkov/bin/checkov:
+	@$(PYTHON) -m venv .venv-checkov
+	@.venv-checkov/bin/python -m pip install --quiet --disable-pip-version-check 'checkov>=3.2,<4'
 
 fmt: setup ## format, and fix what can be fixed
 	@$(BIN)/ruff check --fix --quiet || true

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,7 @@ from rich.console import Console
 
 from fedrpc import __version__, config, log
 from fedrpc.errors import ConfigError, UnknownName
-from fedrpc.process import exit_code_of, run_async
+from fedrpc.process import end_at_once, exit_code_of, run_async
 
 app = typer.Typer(
     name="fedrpc",
@@ -24,6 +26,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: what is here, and how to get the rest.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+deploy_app = typer.Typer(help="Runs on Kubernetes.", no_args_is_help=True)
+app.add_typer(deploy_app, name="deploy")
 server_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 client_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console()
@@ -54,17 +58,20 @@ EpsilonBudget = Annotated[float | None, typer.Option(help="A client that would s
 Insecure = Annotated[bool, typer.Option("--insecure", help="Speak in the clear beyond loopback.")]
 
 
-def _configuration(recipe: str | None, file: Path | None, set_: list[str] | None, **options: Any) -> config.RunConfig:
+def _values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a command's options, by their names, say of the run: recipe, then file, then options, then --set."""
+    recipe, file, items = options["recipe"], options["config_file"], options["set_"]
     layers = [config.recipe(recipe) if recipe else {}, config.read_toml(file) if file else {}]
-    given = {name: value for name, value in options.items() if value is not None}
-    return config.build(config.merged({}, *layers, given, config.parse_set(set_ or [])))
+    given = {name: options[name] for name in config.RunConfig.model_fields if options.get(name) is not None}
+    given |= _privacy(options.get("dp_sgd"), options.get("epsilon_budget"))
+    return config.merged({}, *layers, given, config.parse_set(items or []))
 
 
-def _privacy(dp_sgd: str | None, epsilon_budget: float | None) -> dict[str, Any] | None:
+def _privacy(dp_sgd: str | None, epsilon_budget: float | None) -> dict[str, Any]:
     given: dict[str, Any] = {"epsilon_budget": epsilon_budget} if epsilon_budget is not None else {}
     if dp_sgd is not None:
         given["dp_sgd"] = config.parse_set(item.strip() for item in dp_sgd.split(","))
-    return given or None
+    return {"privacy": given} if given else {}
 
 
 def _default_out(run: config.RunConfig) -> Path:
@@ -104,22 +111,7 @@ def run(
     """
     from fedrpc.launch.local import run_local
 
-    settings = _configuration(
-        recipe,
-        config_file,
-        set_,
-        method=method,
-        dataset=dataset,
-        partition=partition,
-        model=model,
-        clients=clients,
-        fraction=fraction,
-        rounds=rounds,
-        seed=seed,
-        parallel=parallel,
-        device=device,
-        privacy=_privacy(dp_sgd, epsilon_budget),
-    )
+    settings = config.build(_values(locals()))
     run_local(settings, out or _default_out(settings), data_dir, _level(log_level), console)
 
 
@@ -175,8 +167,7 @@ def compare(
         "seed": seed,
         "parallel": parallel,
         "device": device,
-        "privacy": _privacy(dp_sgd, epsilon_budget),
-    }
+    } | _privacy(dp_sgd, epsilon_budget)
     request = Request(methods, baseline, layers, options, set_ or [])
     compare_local(request, out, data_dir, _level(log_level), console)
 
@@ -297,6 +288,53 @@ def data_prepare(
     prepare_with_progress(name, folder, source, console)
 
 
+@deploy_app.callback()
+def deploy() -> None:
+    """Runs on Kubernetes."""
+
+
+@deploy_app.command()
+def render(
+    image: Annotated[str, typer.Option(help="The image; deploy/Dockerfile makes it.")],
+    method: Method = None,
+    dataset: Dataset = None,
+    partition: Partition = None,
+    model: Model = None,
+    clients: Clients = None,
+    fraction: Fraction = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    device: Device = None,
+    dp_sgd: DpSgd = None,
+    epsilon_budget: EpsilonBudget = None,
+    set_: Set = None,
+    recipe: Recipe = None,
+    config_file: ConfigFile = None,
+    clients_per_pod: Annotated[int, typer.Option(min=1, help="Clients in each pod, forked from one process.")] = 1,
+    data_pvc: Annotated[str | None, typer.Option(help="A claim with prepared data sets.")] = None,
+    state_pvc: Annotated[
+        str | None, typer.Option(help="A claim that all pods can write, so that clients' stores outlive their pods.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="What all objects' names begin with.")] = "fedrpc",
+    namespace: Annotated[str | None, typer.Option(help="kubectl's own when not given.")] = None,
+    storage: Annotated[str, typer.Option(help="Room for run directories.")] = "10Gi",
+    storage_class: Annotated[str | None, typer.Option(help="The cluster's default when not given.")] = None,
+    server_memory: Annotated[str | None, typer.Option(help="Of the server; 2Gi when not given.")] = None,
+    server_cpu: Annotated[str | None, typer.Option(help="Of the server; 1 when not given.")] = None,
+    client_memory: Annotated[str | None, typer.Option(help="Of a client pod; by its clients when not given.")] = None,
+    client_cpu: Annotated[str | None, typer.Option(help="Of a client pod; by its clients when not given.")] = None,
+) -> None:
+    """Print the Kubernetes manifests of a run: nobody edits YAML by hand.
+
+    fedrpc deploy render --config run.toml --clients 500 --clients-per-pod 20 --image IMAGE | kubectl apply -f -
+    """
+    from fedrpc.deploy.render import configuration, deployment
+    from fedrpc.deploy.render import render as rendered
+
+    given = locals()
+    typer.echo(rendered(deployment(configuration(_values(given)), given)), nl=False)
+
+
 @server_app.command()
 def server(
     listen: Annotated[str, typer.Option(help="HOST:PORT; port 0 picks a free one.")] = "127.0.0.1:50051",
@@ -320,7 +358,15 @@ def server(
     tls_cert: Annotated[Path | None, typer.Option(help="The server's certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
     tls_client_ca: Annotated[Path | None, typer.Option(help="Ask clients for certificates of this CA.")] = None,
+    tls_client_name: Annotated[
+        str, typer.Option(help="Whom such a certificate is for; {client} stands for the id.")
+    ] = "client-{client}",
     insecure: Insecure = False,
+    health_listen: Annotated[
+        str | None, typer.Option(help="HOST:PORT for gRPC health probes alone, always in the clear.")
+    ] = None,
+    metrics_listen: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus, always in the clear.")] = None,
+    linger: Annotated[bool, typer.Option("--linger", help="Stay after the end, to tell late clients of it.")] = False,
     log_level: LogLevel = "info",
 ) -> None:
     """Serve one run; clients join from anywhere, in any order. The same command again goes on where it was stopped."""
@@ -328,35 +374,31 @@ def server(
     from fedrpc.report.page import show_runs
     from fedrpc.server.run import ServerOptions, serve
 
-    settings = _configuration(
-        recipe,
-        config_file,
-        set_,
-        method=method,
-        dataset=dataset,
-        partition=partition,
-        model=model,
-        clients=clients,
-        fraction=fraction,
-        rounds=rounds,
-        seed=seed,
-        parallel=parallel,
-        device=device,
-        privacy=_privacy(dp_sgd, epsilon_budget),
-    )
+    settings = config.build(_values(locals()))
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("--tls-cert and --tls-key go together")
     tls = ServerTls(tls_cert, tls_key, tls_client_ca) if tls_cert and tls_key else None
     log.set_up(_level(log_level), role="server")
-    options = ServerOptions(listen, out or _default_out(settings), data_dir, tls, insecure)
+    out = out or _default_out(settings)
+    options = ServerOptions(
+        listen,
+        out,
+        data_dir,
+        tls,
+        insecure,
+        tls_client_name,
+        health_listen,
+        metrics_listen,
+        linger,
+        when_over=lambda: show_runs([out], console),
+    )
     run_async(serve(settings, options))
-    show_runs([options.out], console)
 
 
 @client_app.command()
 def client(
     server: Annotated[str, typer.Option(help="The server's HOST:PORT.")],
-    client_id: Annotated[int, typer.Option(min=0, help="Which client this is, from 0.")],
+    client_id: Annotated[int, typer.Option(min=0, envvar="JOB_COMPLETION_INDEX", help="Which client this is, from 0.")],
     data_dir: DataDir = None,
     state_dir: Annotated[Path | None, typer.Option(help="Where this client keeps its store.")] = None,
     device: Device = None,
@@ -365,6 +407,10 @@ def client(
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
     insecure: Insecure = False,
     wait_s: Annotated[float, typer.Option(min=0, help="How long to look for a server that is away.")] = 300.0,
+    clients_per_pod: Annotated[
+        int | None, typer.Option(min=1, help="Be so many clients; --client-id is then which pod this is, from 0.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="How many the run has; for --clients-per-pod.")] = None,
     log_level: LogLevel = "info",
 ) -> None:
     """Take part in a run as one client; everything else is learned from the server."""
@@ -372,20 +418,26 @@ def client(
     from fedrpc.client.app import run as run_client
     from fedrpc.client.identity import default_state_dir
     from fedrpc.credentials import ClientTls
+    from fedrpc.launch.crew import Crew, clients_of_pod
 
-    log.set_up(_level(log_level), role="client", client=client_id)
     if (tls_cert is None) != (tls_key is None) or (tls_cert and not tls_ca):
         raise ConfigError("--tls-cert and --tls-key go together, and with --tls-ca")
     tls = ClientTls(tls_ca, tls_cert, tls_key) if tls_ca else None
     options = ClientOptions(
-        server, client_id, state_dir or default_state_dir(), data_dir, device, tls, insecure, wait_s
+        server, client_id, state_dir or default_state_dir(), data_dir, device, tls, insecure, wait_s, clients_per_pod
     )
+    if clients_per_pod:
+        log.set_up(_level(log_level), role="pod", pod=client_id)
+        ids = clients_of_pod(client_id, clients_per_pod, clients)
+        return Crew([replace(options, client_id=client) for client in ids], log_level).run()
+    log.set_up(_level(log_level), role="client", client=client_id)
     reason = run_async(run_client(options))
     log.get("client").info("finished", reason=reason)
 
 
 def _program(program: typer.Typer) -> Callable[[], None]:
     def entry() -> None:
+        signal.signal(signal.SIGTERM, end_at_once)
         sys.exit(exit_code_of(program))
 
     return entry

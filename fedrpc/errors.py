@@ -7,6 +7,7 @@ FedrpcError                      1
 │   └── Refused                 78  the server refused this client for good
 ├── Unavailable                 75  the other side or a port is not there now (EX_TEMPFAIL): retry
 │   └── QuorumError             75  too few clients answered a phase
+├── Taken                       75  another live client has this id now (EX_TEMPFAIL): retry when it is gone
 ├── WireError                   76  bytes that break the wire contract (EX_PROTOCOL)
 ├── Abstained                    1  a client chose not to answer (its privacy budget is spent)
 └── Cancelled                    1  the server withdrew the task that was being answered
@@ -57,6 +58,12 @@ class Unavailable(FedrpcError):
 
 class QuorumError(Unavailable):
     """Too few clients answered a phase in time."""
+
+
+class Taken(FedrpcError):
+    """Another live client has this id; not Unavailable, since waiting helps only when that one is about to end."""
+
+    exit_code = 75
 
 
 class WireError(FedrpcError):

@@ -27,6 +27,14 @@ class Stopped(Exception):
         self.exit_code = 128 + number
 
 
+def end_at_once(number: int, _: Any) -> None:
+    """A signal handler for as long as there is nothing to put away.
+
+    The first process of a container needs one: there the kernel ignores a signal that has no handler.
+    """
+    os._exit(128 + number)
+
+
 def die_with_parent(parent: int) -> None:
     """Has the kernel send SIGTERM when the parent is gone; elsewhere than on Linux the launcher's clean-up must do."""
     if sys.platform.startswith("linux"):

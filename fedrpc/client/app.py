@@ -43,6 +43,7 @@ class ClientOptions:
     tls: ClientTls | None = None
     insecure: bool = False
     wait_s: float = 300.0
+    num_sharing: int | None = None  # clients that share this machine's GPUs; all clients of the run when None
 
 
 class ClientApp:
@@ -160,7 +161,8 @@ class ClientApp:
                 )
         folder = self._identity.folder / check_name(answer.run_id)
         folder.mkdir(exist_ok=True)
-        device = choose(self._options.device or config.device, self._options.client_id, config.clients)
+        sharing = self._options.num_sharing or config.clients
+        device = choose(self._options.device or config.device, self._options.client_id, sharing)
         self._max_bytes = config.limits.max_message_bytes
         self._run_id = answer.run_id
         self._store = ClientStore(folder)

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from fedrpc.credentials import ClientTls, channel_credentials
-from fedrpc.errors import FedrpcError, Refused, Unavailable, WireError
+from fedrpc.errors import FedrpcError, Refused, Taken, Unavailable, WireError
 from fedrpc.wire.frames import Assembler, chunk_frames, parse, stored_payload
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import SESSION, Attempt, Rows, frame_kind
@@ -22,7 +22,6 @@ _SERVICE = "/fedrpc.wire.v1.Coordinator/"
 _REFUSALS = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.OUT_OF_RANGE,
-    grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.PERMISSION_DENIED,
 }
 OPTIONS = [
@@ -179,6 +178,8 @@ class Transport:
         code, text = error.code(), error.details() or ""
         if code == grpc.StatusCode.UNAUTHENTICATED:
             return SessionLost(text)
+        if code == grpc.StatusCode.ALREADY_EXISTS:
+            return Taken(text)
         if code in _REFUSALS:
             return Refused(text)
         if code == grpc.StatusCode.UNIMPLEMENTED:

@@ -57,7 +57,7 @@ class LocalRun:
     log_level: str
 
 
-def _fork(work: Callable[[], int]) -> int:
+def fork(work: Callable[[], int]) -> int:
     """Forks a child in a process group of its own, so that Ctrl-C reaches the launcher alone."""
     parent = os.getpid()
     pid = os.fork()
@@ -97,13 +97,13 @@ class Launcher:
         preload()
         nursery, theirs = socket.socketpair()
         reader, writer = os.pipe()
-        self._nursery_pid = _fork(lambda: self._nursery(theirs, nursery, reader, writer))
-        self._server_pid = _fork(lambda: self._server(writer, reader, nursery, theirs))
+        self._nursery_pid = fork(lambda: self._nursery(theirs, nursery, reader, writer))
+        self._server_pid = fork(lambda: self._server(writer, reader, nursery, theirs))
         theirs.close()
         os.close(writer)
         self._control = nursery
         self._watcher.open()
-        previous = signal.signal(signal.SIGTERM, _raise_stopped)
+        previous = signal.signal(signal.SIGTERM, raise_stopped)
         try:
             self._watch(reader)
         finally:
@@ -204,7 +204,7 @@ class Launcher:
         if self._server_pid:
             _signal(self._server_pid, signal.SIGTERM)
         for pid in (self._server_pid, self._nursery_pid):
-            if pid and not _gone_within(pid, _GRACE_S):
+            if pid and not gone_within(pid, _GRACE_S):
                 os.killpg(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
 
@@ -216,7 +216,8 @@ def _read(fd: int) -> bytes:
         return b""
 
 
-def _raise_stopped(number: int, _: Any) -> None:
+def raise_stopped(number: int, _: Any) -> None:
+    """A signal handler that has what is under way put its things away."""
     raise Stopped(number)
 
 
@@ -225,7 +226,8 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _gone_within(pid: int, seconds: float) -> bool:
+def gone_within(pid: int, seconds: float) -> bool:
+    """Whether a child has ended, or ends within so long."""
     give_up = time.monotonic() + seconds
     while time.monotonic() < give_up:
         try:

@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 import fedrpc
 from fedrpc import log
 from fedrpc.credentials import ServerTls, server_credentials
+from fedrpc.endpoint import check_address
 from fedrpc.errors import FedrpcError, Refused, Unavailable, WireError
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.server.coordinator import Coordinator
@@ -56,7 +57,7 @@ class Servicer:
 
     Args:
         coordinator: Whose run it is.
-        bound_names: Whether a client's certificate must carry its id (mutual TLS).
+        client_name: What a client's certificate must be for, with its id for {client} (mutual TLS); None for anything.
     """
 
     def __init__(
@@ -67,11 +68,11 @@ class Servicer:
         book: LedgerFile,
         privacy: PrivacyFile,
         *,
-        bound_names: bool = False,
+        client_name: str | None = None,
     ) -> None:
         self._desk, self._roster, self._coordinator = desk, roster, coordinator
         self._mailbox: Mailbox = desk.mailbox
-        self._book, self._privacy, self._bound_names = book, privacy, bound_names
+        self._book, self._privacy, self._client_name = book, privacy, client_name
         self._limits = desk.problem.config.limits
         self._transfers = asyncio.Semaphore(self._limits.transfers)
         self._log = log.get("server")
@@ -129,11 +130,12 @@ class Servicer:
         return answer
 
     def _check_name(self, client: int, context: Any) -> None:
-        if not self._bound_names:
+        if self._client_name is None:
             return
         names = [name.decode() for name in context.auth_context().get("x509_common_name", [])]
-        if f"client-{client}" not in names:
-            raise Refused(f"the certificate is for {names or 'nobody'}, not for client-{client}")
+        wanted = self._client_name.replace("{client}", str(client))
+        if wanted not in names:
+            raise Refused(f"the certificate is for {names or 'nobody'}, not for {wanted}")
 
     # Poll
 
@@ -150,6 +152,8 @@ class Servicer:
             frame = said.SerializeToString()
             self._book_session("down", session.client, len(frame))
             await self._write(context, frame)
+            if said.idle.finished:
+                self._roster.close(session)  # its id is free, should another pod come for it
         except FedrpcError as error:
             await _abort(context, error)
 
@@ -324,44 +328,82 @@ def _told(call: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, Any], 
     return told
 
 
+def _bound(server: grpc.aio.Server, address: str, creds: grpc.ServerCredentials | None, option: str) -> int:
+    """The port that a server now has."""
+    try:
+        port = server.add_secure_port(address, creds) if creds else server.add_insecure_port(address)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise Unavailable(
+            f"can not listen on {address}: the port is in use, or the address is not this machine's; "
+            f"choose another {option}"
+        )
+    return port
+
+
+class Health:
+    """The standard health service: "" is SERVING while the process is alive, the service's name while clients can join.
+
+    On a port of its own it is plaintext, since the probes of a cluster know no TLS; it tells nothing else, and what is
+    asked there is not in the kernel's bytes of the run.
+    """
+
+    def __init__(self) -> None:
+        self._servicer = HealthServicer()
+        self._own: grpc.aio.Server | None = None
+
+    async def listen(self, address: str) -> str:
+        """Serves on an address of its own, which it returns with the port that was picked."""
+        check_address(address, "--health-listen")
+        self._own = grpc.aio.server(options=OPTIONS)
+        port = _bound(self._own, address, None, "--health-listen")
+        self.join(self._own)
+        await self.say(alive=True, ready=False)
+        await self._own.start()
+        return f"{address.rpartition(':')[0]}:{port}"
+
+    def join(self, server: grpc.aio.Server) -> None:
+        """Is served there, too."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    async def say(self, *, alive: bool, ready: bool) -> None:
+        """What is answered from now on."""
+        for name, good in (("", alive), (SERVICE, ready)):
+            status = health_pb2.HealthCheckResponse
+            await self._servicer.set(name, status.SERVING if good else status.NOT_SERVING)
+
+    async def stop(self) -> None:
+        """Closes the port of its own."""
+        if self._own:
+            await self._own.stop(0)
+
+
 class GrpcServer:
     """The listening server with health and reflection.
 
     Args:
         address: host:port; port 0 picks a free one.
+        health: What it says of itself.
     """
 
-    def __init__(self, address: str, tls: ServerTls | None, insecure: bool) -> None:
+    def __init__(self, address: str, tls: ServerTls | None, insecure: bool, health: Health) -> None:
         creds = server_credentials(address, tls, insecure)
-        self._server = grpc.aio.server(options=OPTIONS)
-        self._health = HealthServicer()
-        host = address.rpartition(":")[0]
-        try:
-            port = self._server.add_secure_port(address, creds) if creds else self._server.add_insecure_port(address)
-        except RuntimeError:
-            port = 0
-        if not port:
-            raise Unavailable(
-                f"can not listen on {address}: the port is in use, or the address is not this machine's; "
-                "choose another --listen"
-            )
-        self.port, self.address = port, f"{host}:{port}"
+        self._server, self._health = grpc.aio.server(options=OPTIONS), health
+        self.port = _bound(self._server, address, creds, "--listen")
+        self.address = f"{address.rpartition(':')[0]}:{self.port}"
 
     async def start(self, servicer: Servicer) -> None:
         """Starts to serve."""
         self._server.add_generic_rpc_handlers((servicer.handlers(),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._health.join(self._server)
         names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         await self._server.start()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-
-    async def _set_health(self, status: Any) -> None:
-        for name in ("", SERVICE):
-            await self._health.set(name, status)
+        await self._health.say(alive=True, ready=True)
 
     async def stop(self, grace_s: float) -> None:
         """Says NOT_SERVING, lets calls end, closes."""
         with contextlib.suppress(Exception):
-            await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+            await self._health.say(alive=False, ready=False)
         await self._server.stop(grace_s)

@@ -156,6 +156,16 @@ class Mailbox:
         for session in self._roster:
             self._wake(session, self._finished)
 
+    @property
+    def num_out(self) -> int:
+        """Tasks that clients work on, or that are on their way to them."""
+        return len(self._busy)
+
+    @property
+    def num_waiting(self) -> int:
+        """Tasks that no client has yet."""
+        return len(self._open) - len(self._busy)
+
     # The clients' side
 
     async def next(self, session: Session) -> Delivery | pb.Cancel | pb.Idle:

@@ -94,7 +94,7 @@ class Roster:
     def lost(self) -> list[Session]:
         """Sessions without a sign of life."""
         now = time.monotonic()
-        return [s for s in self._by_client.values() if not s.alive(now, self._grace_s)]
+        return [s for s in self if not s.alive(now, self._grace_s)]
 
     def absent_for(self, client: int) -> float:
         """Seconds since a client went (not since it was asked: many questions to a dead client wait only once)."""

@@ -9,6 +9,7 @@ import json
 import shutil
 import time
 import uuid
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from fedrpc.errors import ConfigError, Unavailable
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.problem import Problem
 from fedrpc.process import return_freed_memory
-from fedrpc.server.app import GrpcServer, Servicer
+from fedrpc.server.app import GrpcServer, Health, Servicer
 from fedrpc.server.checkpoint import CheckpointFolder, write_durably
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.mailbox import Mailbox
@@ -47,6 +48,11 @@ class ServerOptions:
     data_dir: Path | None = None
     tls: ServerTls | None = None
     insecure: bool = False
+    client_name: str = "client-{client}"  # whom clients' certificates are for, with the id for {client}
+    health_listen: str | None = None
+    metrics_listen: str | None = None
+    linger: bool = False  # stay after the end, to tell late clients of it
+    when_over: Callable[[], None] = lambda: None  # called once the run directory is whole
 
 
 def lock(out: Path) -> IO[str]:
@@ -114,19 +120,32 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
     """Plays the run to its end and returns its summary."""
     return_freed_memory()
     torch.set_num_threads(config.train.threads)
-    problem, device = Problem(config, options.data_dir), choose(config.device)
-    table = card(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
-    table["classes"] = list(problem.dataset.classes)
-    with lock(options.out):  # not before the configuration has proved to be a run
+    async with contextlib.AsyncExitStack() as stack:
+        health = Health()
+        stack.push_async_callback(health.stop)
+        if options.health_listen:
+            log.get("server").info("health", address=await health.listen(options.health_listen))
+        # Off the event loop, which answers probes meanwhile: a large data set takes a while.
+        problem, table = await asyncio.to_thread(_prepared, config, options.data_dir)
+        device = choose(config.device)
+        stack.enter_context(lock(options.out))  # not before the configuration has proved to be a run
         run_id = claim(options.out, problem.config)
-        done = finished(options.out, problem.config)
-        if done is not None:
+        if done := finished(options.out, problem.config):
             log.get("server").info("already_finished", out=str(options.out))
-            return done
-        write_durably(options.out / "partition.json", (json.dumps(table) + "\n").encode())
-        log.get("server").info("run", id=run_id, method=problem.config.method, out=str(options.out))
-        with contextlib.ExitStack() as stack:
-            return await _play(problem, device, run_id, options, progress, stack)
+            if not options.linger:
+                options.when_over()
+                return done
+        else:
+            write_durably(options.out / "partition.json", (json.dumps(table) + "\n").encode())
+            log.get("server").info("run", id=run_id, method=problem.config.method, out=str(options.out))
+        return await _play(problem, device, run_id, options, progress, health, stack)
+
+
+def _prepared(config: RunConfig, data_dir: Path | None) -> tuple[Problem, dict[str, Any]]:
+    """The learning problem, and how its data is dealt out."""
+    problem = Problem(config, data_dir)
+    table = card(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
+    return problem, table | {"classes": list(problem.dataset.classes)}
 
 
 async def _play(
@@ -135,10 +154,11 @@ async def _play(
     run_id: str,
     options: ServerOptions,
     progress: Progress,
-    stack: contextlib.ExitStack,
+    health: Health,
+    stack: contextlib.AsyncExitStack,
 ) -> dict[str, Any]:
     config, out = problem.config, options.out
-    server = GrpcServer(options.listen, options.tls, options.insecure)
+    server = GrpcServer(options.listen, options.tls, options.insecure, health)
     work, io = ThreadPoolExecutor(1, "work"), ThreadPoolExecutor(2, "io")
     for pool in (work, io):
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
@@ -146,23 +166,40 @@ async def _play(
     privacy = stack.enter_context(contextlib.closing(PrivacyFile(out / "privacy.jsonl")))
     roster = Roster(config.clients, config.limits.grace_s)
     mailbox = Mailbox(roster, config.limits, config.parallel)
-    desk = Desk(problem, run_id, mailbox, Spool(out / "spool"), work, io, device, progress)
+    heard = [progress]
+    desk = Desk(problem, run_id, mailbox, Spool(out / "spool"), work, io, device, lambda *told: _tell(heard, *told))
     meter = Meter(server.port, local=True)
     coordinator = Coordinator(desk, roster, out, book, meter)
     bound = options.tls is not None and options.tls.client_ca is not None
-    servicer = Servicer(desk, roster, coordinator, book, privacy, bound_names=bound)
+    servicer = Servicer(desk, roster, coordinator, book, privacy, client_name=options.client_name if bound else None)
+    if options.metrics_listen:
+        from fedrpc.server.figures import Figures, serve_figures  # here, since other servers need no Prometheus
+
+        figures = Figures(problem.config, run_id, coordinator, roster, mailbox, book)
+        heard.append(figures.hear)
+        stack.callback(serve_figures(options.metrics_listen, figures))
     try:
         await server.start(servicer)
         log.get("server").info("listening", address=server.address)
         progress("listening", {"address": server.address})
-        result = await _watched(coordinator, mailbox, meter)
+        result = finished(out, config) or await _watched(coordinator, mailbox, meter)
+        coordinator.round = config.rounds
         mailbox.finish("the run is complete")
         await _farewell(roster)
         shutil.rmtree(out / "spool", ignore_errors=True)
         log.get("server").info("cpu", total_s=time.process_time())
+        await asyncio.to_thread(options.when_over)
+        if options.linger:
+            log.get("server").info("lingering", until="a signal")
+            await asyncio.Event().wait()
         return result
     finally:
         await server.stop(0.5)
+
+
+def _tell(listeners: Iterable[Progress], name: str, values: dict[str, Any]) -> None:
+    for listener in listeners:
+        listener(name, values)
 
 
 async def _watched(coordinator: Coordinator, mailbox: Mailbox, meter: Meter) -> dict[str, Any]:

@@ -120,9 +120,9 @@ class LedgerFile:
         self.current: Rows = {}
         self._size = self._recover()
         self._last_round = -(10**9)  # the last round that ledger.jsonl has rows of
-        self.message_bytes: dict[str, int] = dict.fromkeys(DIRECTIONS, 0)  # of the whole run so far
+        self.sums: dict[tuple[str, str], Sums] = {}  # of the whole run so far, by direction and kind
         for key, sums in [*read(self.path), *self.current.items()]:
-            self.message_bytes[key.direction] += sums.message_bytes
+            self._count(key, sums)
         for key, _ in read(self.path):
             self._last_round = max(self._last_round, key.round)
         self._start_journal()
@@ -157,8 +157,16 @@ class LedgerFile:
         """Adds the rows of a closed attempt."""
         merge(self.current, rows)
         for key, sums in rows.items():
-            self.message_bytes[key.direction] += sums.message_bytes
+            self._count(key, sums)
         self._write(self._journal, rows)
+
+    def _count(self, key: Key, sums: Sums) -> None:
+        self.sums.setdefault((key.direction, key.kind), Sums()).add(sums)
+
+    @property
+    def message_bytes(self) -> dict[str, int]:
+        """The message bytes of the whole run so far, by direction."""
+        return {d: sum(sums.message_bytes for key, sums in self.sums.items() if key[0] == d) for d in DIRECTIONS}
 
     def end_round(self) -> None:
         """Writes the rows so far, durably, and starts anew."""

@@ -200,9 +200,10 @@ from fedrpc.launch.nursery import preload
 preload()
 ENTRIES = {"fedrpc": cli.main, "fedrpc-server": cli.server_main, "fedrpc-client": cli.client_main}
 
-def run(name, words, stem):
+def run(name, words, stem, env):
     code = 1
     try:
+        os.environ.update(env)
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for fd, end in ((1, ".out"), (2, ".err")):
@@ -248,10 +249,11 @@ class Preloaded:
     def __init__(self, env: Mapping[str, str]) -> None:
         self._process = subprocess.Popen([sys.executable, "-c", _PRELOADED], stdin=subprocess.PIPE, env=env, text=True)
 
-    def order(self, name: str, words: list[str], stem: Path) -> None:
+    def order(self, name: str, words: list[str], stem: Path, env: Mapping[str, str]) -> None:
         """Has a program started; files that begin with `stem` tell of it."""
         assert self._process.stdin
-        self._process.stdin.write(json.dumps({"name": name, "words": words, "stem": str(stem)}) + "\n")
+        order = {"name": name, "words": words, "stem": str(stem), "env": dict(env)}
+        self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
 
     def close(self) -> None:
@@ -264,10 +266,10 @@ class Preloaded:
 class Fork(Program):
     """A program forked from the preloaded process."""
 
-    def __init__(self, folder: Path, name: str, words: list[str], preloaded: Preloaded) -> None:
+    def __init__(self, folder: Path, name: str, words: list[str], preloaded: Preloaded, env: Mapping[str, str]) -> None:
         super().__init__(folder, name)
         self._out.touch()
-        preloaded.order(name, words, self._stem)
+        preloaded.order(name, words, self._stem, env)
         self.pid = int(wait_for("the program starts", lambda: _read(self._stem.with_suffix(".pid"))))
 
     @property
@@ -293,14 +295,14 @@ class Programs:
         self._folder, self._env, self._preloaded = folder, env, preloaded
         self._started: list[Program] = []
 
-    def start(self, name: str, *words: str | Path) -> Program:
-        """Starts one program."""
+    def start(self, name: str, *words: str | Path, env: Mapping[str, str] | None = None) -> Program:
+        """Starts one program, with `env` beside its environment."""
         plain = [str(word) for word in words]
         program: Program
         if self._preloaded:
-            program = Fork(self._folder, name, plain, self._preloaded)
+            program = Fork(self._folder, name, plain, self._preloaded, env or {})
         else:
-            program = Script(self._folder, name, plain, self._env)
+            program = Script(self._folder, name, plain, {**self._env, **(env or {})})
         self._started.append(program)
         return program
 

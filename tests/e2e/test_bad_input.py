@@ -230,7 +230,7 @@ def test_a_client_id_out_of_range(waiting: Program, tmp_path: Path, programs: Pr
 def test_a_client_id_that_a_live_client_holds(waiting: Program, tmp_path: Path, programs: Programs) -> None:
     programs.client(waiting.address(), 0, tmp_path / "state").joined()
     ended = _client(programs, waiting.address(), 0, tmp_path / "other")
-    assert_one_line(ended, CONFIG, "client id 0 is held by another live client")
+    assert_one_line(ended, UNAVAILABLE, "client id 0 is held by another live client")
     ended = _client(programs, waiting.address(), 0, tmp_path / "state")
     assert_one_line(ended, CONFIG, "client 0 is already running with the state folder", "--state-dir")
 

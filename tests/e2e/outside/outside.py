@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedrpc.methods.base import ClientContext, Loss, Params, Round
+from fedrpc.methods.base import ClientContext, Env, Loss, Params, Round
 from fedrpc.methods.fedavg import FedAvg, Global, Update, cross_entropy
 
 _PATIENCE_S = 150.0
@@ -39,10 +39,17 @@ def pass_gate(folder: str, name: str) -> None:
 
 
 class Gated(FedAvg):
-    """FedAvg whose server stops before each round's question, and whose clients stop before each training."""
+    """FedAvg whose server stops before each round's question, and whose clients stop before each training.
+
+    Everybody stops at "load", while the learning problem is put together.
+    """
 
     name = "gated"
     Params = GateParams
+
+    def check(self, env: Env) -> None:
+        pass_gate(env.params.gates, "load")
+        super().check(env)
 
     async def round(self, state: Global, rnd: Round) -> Global:
         await rnd.compute(pass_gate, rnd.params.gates, f"server-{rnd.index}")

@@ -1,0 +1,123 @@
+"""The clients' manifests: an Indexed Job whose completion index says which clients a pod is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedrpc.deploy import shape
+from fedrpc.deploy.shape import Deployment, Manifest, mount
+from fedrpc.errors import ConfigError
+
+USAGE = 2  # an option that does not exist
+STOPPED = 143  # SIGTERM
+
+
+def manifests(deployment: Deployment, checksum: str) -> list[Manifest]:
+    """Everything of the clients'."""
+    return [_job(deployment, checksum), _budget(deployment), _network(deployment)]
+
+
+def _job(deployment: Deployment, checksum: str) -> Manifest:
+    kept = deployment.state_pvc
+    volume = shape.claim("state", kept) if kept else shape.scratch("state", f"{deployment.clients_per_pod}Gi")
+    template = shape.pod(deployment, "client", _pod(deployment), [volume])
+    template["metadata"]["annotations"] = {"checksum/config": checksum}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": deployment.metadata(deployment.client_name, "client"),
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": deployment.num_pods,
+            "parallelism": deployment.num_pods,  # all of them are there all the time: a cohort is drawn from all
+            "backoffLimitPerIndex": 6,
+            "maxFailedIndexes": deployment.num_pods - deployment.num_pods_needed,
+            "podReplacementPolicy": "Failed",  # not before the old one is gone, or its client would be there twice
+            "podFailurePolicy": {"rules": _rules()},
+            "template": template,
+        },
+    }
+
+
+def _rules() -> list[Manifest]:
+    """What becomes of a pod that failed; what no rule is for (75 not now, 1, 76, 137) counts and is tried again."""
+    return [
+        {
+            "action": "FailIndex",  # something that a person wrote is wrong: the same pod would fail again
+            "onExitCodes": {
+                "containerName": "client",
+                "operator": "In",
+                "values": [USAGE, ConfigError.exit_code],
+            },
+        },
+        # Evicted, preempted, or its node is gone: not the pod's fault.
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {
+            "action": "Ignore",  # deleted by a person, or its node shuts down
+            "onExitCodes": {"containerName": "client", "operator": "In", "values": [STOPPED]},
+        },
+    ]
+
+
+def _pod(deployment: Deployment) -> dict[str, Any]:
+    args = [
+        "--insecure",  # stays first: the overlay mtls replaces it
+        f"--server={deployment.server_name}:{shape.PORT}",
+        f"--state-dir={shape.STATE_DIR}",
+        f"--wait-s={shape.WAIT_S}",
+    ]
+    if deployment.clients_per_pod > 1:
+        args += [f"--clients-per-pod={deployment.clients_per_pod}", f"--clients={deployment.config.clients}"]
+    memory = {"memory": deployment.memory_of_clients}
+    main = shape.container(deployment, "client", args, [mount("state", shape.STATE_DIR)]) | {
+        "resources": {"requests": {"cpu": deployment.cpu_of_clients} | memory, "limits": memory},
+    }
+    return {
+        "restartPolicy": "Never",  # as a podFailurePolicy wants it
+        "terminationGracePeriodSeconds": 30,
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": deployment.labels("client")},
+            }
+        ],
+        "containers": [main],
+    }
+
+
+def _budget(deployment: Deployment) -> Manifest:
+    """A number, since a Job has no scale that a share could be taken of."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": deployment.metadata(deployment.client_name, "client"),
+        "spec": {
+            "minAvailable": deployment.num_pods_needed,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": deployment.labels("client")},
+        },
+    }
+
+
+def _network(deployment: Deployment) -> Manifest:
+    """Nobody comes in; out goes what is for the server, and names to be looked up."""
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": deployment.metadata(deployment.client_name, "client"),
+        "spec": {
+            "podSelector": {"matchLabels": deployment.labels("client")},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [],
+            "egress": [
+                {
+                    "to": [{"podSelector": {"matchLabels": deployment.labels("server")}}],
+                    "ports": [{"protocol": "TCP", "port": shape.PORT}],
+                },
+                # To anywhere: a node's own DNS cache has no pod that could be selected.
+                {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]},
+            ],
+        },
+    }

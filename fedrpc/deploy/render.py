@@ -1,0 +1,83 @@
+"""`fedrpc deploy render`: all manifests of a run as one YAML text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import yaml
+
+from fedrpc import config as settings
+from fedrpc.config import RunConfig
+from fedrpc.deploy import clients, server, shape
+from fedrpc.deploy.shape import Deployment, Manifest
+
+
+def configuration(values: Mapping[str, Any]) -> RunConfig:
+    """The run's configuration, with a cluster's patience where nothing else is said."""
+    return settings.build(settings.merged(shape.PATIENT, values))
+
+
+def deployment(config: RunConfig, options: Mapping[str, Any]) -> Deployment:
+    """A deployment by the command's options, by their names; None leaves what is measured."""
+    names = [field.name for field in fields(Deployment) if options.get(field.name) is not None]
+    return Deployment(config=config, **{name: options[name] for name in names})
+
+
+def manifests(deployment: Deployment) -> list[Manifest]:
+    """Every object, in the order in which they are made."""
+    toml = settings.to_toml(deployment.config)
+    checksum = hashlib.sha256(toml.encode()).hexdigest()
+    account = {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": deployment.metadata(deployment.name, "run"),
+        "automountServiceAccountToken": False,  # no pod talks to the cluster
+    }
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": deployment.metadata(f"{deployment.name}-config", "run"),
+        "data": {"run.toml": toml},
+    }
+    return [
+        account,
+        config_map,
+        *server.manifests(deployment, checksum),
+        *clients.manifests(deployment, checksum),
+    ]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as they are, and repeats what is the same instead of pointing to it."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Nothing is pointed to."""
+        return True
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if text.endswith("\n") else None
+    ),
+)
+
+
+def render(deployment: Deployment) -> str:
+    """The manifests, with the commands that play the run at their head."""
+    documents = yaml.dump_all(manifests(deployment), Dumper=_Dumper, sort_keys=False, width=120)
+    return "".join(f"# {line}".rstrip() + "\n" for line in _commands(deployment)) + documents
+
+
+def _commands(deployment: Deployment) -> list[str]:
+    run, there = deployment.config, f" -n {deployment.namespace}" if deployment.namespace else ""
+    return [
+        f"{run.method} on {run.dataset}, {run.rounds} rounds, {run.clients} clients. With this text in run.yaml:",
+        f"  kubectl{there} apply -f run.yaml",
+        f"  kubectl{there} wait --for=condition=complete --timeout=24h job/{deployment.client_name}",
+        f"  kubectl{there} cp {deployment.server_name}-0:{deployment.out} result",
+        f"The end: kubectl{there} delete -f run.yaml, which leaves the volume with the run directory.",
+    ]

@@ -1,0 +1,130 @@
+"""The server's manifests: a StatefulSet with a volume for run directories, how it is found, and who may reach it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedrpc.deploy import shape
+from fedrpc.deploy.shape import Deployment, Manifest, mount
+
+
+def manifests(deployment: Deployment, checksum: str) -> list[Manifest]:
+    """Everything of the server's; the checksum of its configuration makes another one start it anew."""
+    return [_service(deployment), _stateful_set(deployment, checksum), _budget(deployment), _network(deployment)]
+
+
+def _service(deployment: Deployment) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": deployment.metadata(deployment.server_name, "server"),
+        "spec": {
+            "clusterIP": "None",
+            # Clients knock until it opens; a name that is missing meanwhile would be remembered as missing.
+            "publishNotReadyAddresses": True,
+            "selector": deployment.labels("server"),
+            "ports": [{"name": "grpc", "port": shape.PORT, "targetPort": "grpc", "appProtocol": "grpc"}],
+        },
+    }
+
+
+def _stateful_set(deployment: Deployment, checksum: str) -> Manifest:
+    template = shape.pod(deployment, "server", _pod(deployment), [_configuration(deployment)])
+    template["metadata"]["annotations"] = {"checksum/config": checksum}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": deployment.metadata(deployment.server_name, "server"),
+        "spec": {
+            "serviceName": deployment.server_name,
+            "replicas": 1,  # one server serves one run
+            "podManagementPolicy": "Parallel",  # or a pod that fails would have to be deleted before another takes over
+            "selector": {"matchLabels": deployment.labels("server")},
+            "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
+            "template": template,
+            "volumeClaimTemplates": [_runs(deployment)],
+        },
+    }
+
+
+def _configuration(deployment: Deployment) -> Manifest:
+    return {"name": "config", "configMap": {"name": f"{deployment.name}-config"}}
+
+
+def _runs(deployment: Deployment) -> Manifest:
+    of_class = {"storageClassName": deployment.storage_class} if deployment.storage_class else {}
+    return {
+        "metadata": {"name": "runs", "labels": deployment.labels("server")},
+        "spec": {
+            "accessModes": ["ReadWriteOncePod"],  # never two servers, whatever becomes of a node
+            **of_class,
+            "resources": {"requests": {"storage": deployment.storage}},
+        },
+    }
+
+
+def _pod(deployment: Deployment) -> dict[str, Any]:
+    args = [
+        "--insecure",  # stays first: the overlay mtls replaces it
+        f"--config={shape.CONFIG_DIR}/run.toml",
+        f"--listen=0.0.0.0:{shape.PORT}",
+        f"--health-listen=0.0.0.0:{shape.HEALTH_PORT}",
+        f"--out={deployment.out}",
+        "--linger",
+    ]
+    mounts = [mount("config", shape.CONFIG_DIR, read_only=True), mount("runs", shape.RUNS_DIR)]
+    memory = {"memory": deployment.server_memory}
+    main = shape.container(deployment, "server", args, mounts) | {
+        "ports": [
+            {"name": "grpc", "containerPort": shape.PORT},
+            {"name": "health", "containerPort": shape.HEALTH_PORT},
+        ],
+        "resources": {"requests": {"cpu": deployment.server_cpu} | memory, "limits": memory},
+    }
+    return {"terminationGracePeriodSeconds": 60, "containers": [main | _probes()]}
+
+
+def _probes() -> Manifest:
+    """Native gRPC probes on the port of their own: they know no TLS, and are not the run's traffic."""
+    alive = {"grpc": {"port": shape.HEALTH_PORT}}
+    ready = {"grpc": {"port": shape.HEALTH_PORT, "service": shape.SERVICE}}
+    return {
+        # Until Python and torch are loaded nobody answers.
+        "startupProbe": alive | {"periodSeconds": 5, "failureThreshold": 60},
+        # The event loop answers: a server whose loop hangs for two minutes is started anew.
+        "livenessProbe": alive | {"periodSeconds": 20, "timeoutSeconds": 10, "failureThreshold": 6},
+        "readinessProbe": ready | {"periodSeconds": 5, "timeoutSeconds": 5},
+    }
+
+
+def _budget(deployment: Deployment) -> Manifest:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": deployment.metadata(deployment.server_name, "server"),
+        "spec": {
+            "minAvailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": deployment.labels("server")},
+        },
+    }
+
+
+def _network(deployment: Deployment) -> Manifest:
+    """Clients come in, nobody goes out; the kubelet's probes come from the node, which is always allowed."""
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": deployment.metadata(deployment.server_name, "server"),
+        "spec": {
+            "podSelector": {"matchLabels": deployment.labels("server")},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [
+                {
+                    "from": [{"podSelector": {"matchLabels": deployment.labels("client")}}],
+                    "ports": [{"protocol": "TCP", "port": shape.PORT}],
+                }
+            ],
+            "egress": [],
+        },
+    }

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+import pytest
+import yaml
+
+from fedrpc.cli import render as command
+from fedrpc.config import build
+from fedrpc.deploy import shape
+from fedrpc.deploy.render import configuration, manifests, render
+from fedrpc.deploy.shape import Deployment
+from fedrpc.errors import ConfigError
+
+
+def deployment(values: dict[str, Any] | None = None, **options: Any) -> Deployment:
+    return Deployment(config=configuration(values or {}), image=options.pop("image", "registry/fedrpc:1"), **options)
+
+
+def found(deployed: Deployment, kind: str) -> dict[str, Any]:
+    """The object of a kind; of the server when there are two."""
+    return next(each for each in manifests(deployed) if each["kind"] == kind)
+
+
+def container(manifest: dict[str, Any]) -> dict[str, Any]:
+    [only] = manifest["spec"]["template"]["spec"]["containers"]
+    return only
+
+
+def test_the_text_is_the_objects_in_yaml_without_anchors() -> None:
+    deployed = deployment()
+    text = render(deployed)
+    assert list(yaml.safe_load_all(text)) == manifests(deployed)
+    assert not re.search(r"(: |- )[&*]id", text)
+
+
+def test_the_configuration_is_carried_whole_and_makes_the_same_run() -> None:
+    values = {"method": "fedprox", "clients": 40, "params": {"mu": 0.5}, "train": {"lr": 0.3}}
+    deployed = deployment(values)
+    carried = build(tomllib.loads(found(deployed, "ConfigMap")["data"]["run.toml"]))
+    assert carried == deployed.config
+    assert carried.hash == build(values).hash, "a cluster's patience is no other run"
+
+
+def test_a_cluster_is_given_more_time_unless_the_user_says_otherwise() -> None:
+    limits = configuration({"limits": {"absent_s": 7.0}}).limits
+    assert (limits.absent_s, limits.join_s) == (7.0, shape.PATIENT["limits"]["join_s"])
+    assert limits.join_s > build({}).limits.join_s
+
+
+@pytest.mark.parametrize(
+    ("clients", "a_pod", "quorum", "pods", "needed"),
+    [
+        (10, 1, 0.5, 10, 5),
+        (500, 20, 0.5, 25, 13),
+        (50, 20, 1.0, 3, 3),
+        (1, 20, 0.0, 1, 1),
+        (100_000, 50, 0.5, 2000, 1000),
+    ],
+)
+def test_pods_and_what_a_quorum_needs_of_them(clients: int, a_pod: int, quorum: float, pods: int, needed: int) -> None:
+    deployed = deployment({"clients": clients, "limits": {"quorum": quorum}}, clients_per_pod=a_pod)
+    job = found(deployed, "Job")["spec"]
+    assert (job["completions"], job["parallelism"]) == (pods, pods)
+    assert job["maxFailedIndexes"] == pods - needed
+    budget = manifests(deployed)[-2]
+    assert (budget["metadata"]["name"], budget["spec"]["minAvailable"]) == ("fedrpc-client", needed)
+
+
+def test_several_clients_a_pod_are_told_how_many_there_are() -> None:
+    alone = container(found(deployment({"clients": 50}), "Job"))
+    assert not [word for word in alone["args"] if word.startswith("--clients")]
+    shared = container(found(deployment({"clients": 50}, clients_per_pod=20), "Job"))
+    assert {"--clients-per-pod=20", "--clients=50"} <= set(shared["args"])
+
+
+@pytest.mark.parametrize(
+    ("values", "a_pod", "cpu", "memory"),
+    [
+        ({}, 1, "1000m", shape.POD_MIB),
+        ({"fraction": 0.1}, 1, "100m", shape.POD_MIB),
+        ({"fraction": 0.01}, 1, "20m", shape.POD_MIB),
+        ({"fraction": 0.1, "clients": 500}, 20, "2000m", shape.POD_MIB + 19 * shape.CLIENT_MIB),
+        (
+            {"fraction": 0.1, "clients": 500, "train": {"threads": 4}},
+            20,
+            "8000m",
+            shape.POD_MIB + 19 * shape.CLIENT_MIB,
+        ),
+    ],
+)
+def test_requests_follow_from_the_clients_of_a_pod(values: dict[str, Any], a_pod: int, cpu: str, memory: int) -> None:
+    resources = container(found(deployment(values, clients_per_pod=a_pod), "Job"))["resources"]
+    assert resources["requests"] == {"cpu": cpu, "memory": f"{memory}Mi"}
+    assert resources["limits"] == {"memory": f"{memory}Mi"}
+
+
+def test_sizes_can_be_said() -> None:
+    deployed = deployment(server_memory="8Gi", server_cpu="4", client_memory="1Gi", client_cpu="500m", storage="1Ti")
+    assert container(found(deployed, "StatefulSet"))["resources"]["requests"] == {"cpu": "4", "memory": "8Gi"}
+    assert container(found(deployed, "Job"))["resources"]["requests"] == {"cpu": "500m", "memory": "1Gi"}
+    [claim] = found(deployed, "StatefulSet")["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "1Ti"
+
+
+def test_a_claim_with_data_is_mounted_read_only_by_every_pod() -> None:
+    deployed = deployment({"dataset": "cifar10"}, data_pvc="datasets")
+    for kind in ("StatefulSet", "Job"):
+        spec = found(deployed, kind)["spec"]["template"]["spec"]
+        assert {"name": "data", "persistentVolumeClaim": {"claimName": "datasets", "readOnly": True}} in spec["volumes"]
+        main = container(found(deployed, kind))
+        assert {"name": "data", "mountPath": "/data", "readOnly": True} in main["volumeMounts"]
+        assert "--data-dir=/data" in main["args"]
+
+
+def test_stores_can_outlive_their_pods() -> None:
+    def state(deployed: Deployment) -> dict[str, Any]:
+        volumes = found(deployed, "Job")["spec"]["template"]["spec"]["volumes"]
+        return next(volume for volume in volumes if volume["name"] == "state")
+
+    assert state(deployment(clients_per_pod=3))["emptyDir"] == {"sizeLimit": "3Gi"}
+    assert state(deployment(state_pvc="stores"))["persistentVolumeClaim"] == {"claimName": "stores", "readOnly": False}
+
+
+def test_names_and_namespace() -> None:
+    for each in manifests(deployment(name="mine", namespace="lab")):
+        assert each["metadata"]["name"].startswith("mine")
+        assert each["metadata"]["namespace"] == "lab"
+    assert not [each for each in manifests(deployment()) if "namespace" in each["metadata"]]
+    assert "--server=mine-server:50051" in container(found(deployment(name="mine"), "Job"))["args"]
+    assert "kubectl -n lab wait" in render(deployment(namespace="lab"))
+
+
+def test_another_configuration_is_another_run_directory_and_another_pod() -> None:
+    one, two = (found(deployment({"seed": seed}), "StatefulSet")["spec"]["template"] for seed in (1, 2))
+    assert one["metadata"]["annotations"] != two["metadata"]["annotations"]
+    assert one["spec"]["containers"][0]["args"] != two["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"name": "Fedrpc"}, "--name takes .* got 'Fedrpc'"),
+        ({"name": "x" * 41}, "--name takes at most 40"),
+        ({"storage": "ten"}, "--storage takes a size such as .* got 'ten'"),
+        ({"client_memory": "-1Gi"}, "--client-memory takes a size .* got '-1Gi'"),
+        ({"config": configuration({"dataset": "cifar10"})}, "the image has no 'cifar10'.*--data-pvc"),
+    ],
+)
+def test_what_is_wrong_is_said(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Deployment(**({"config": configuration({}), "image": "fedrpc:1"} | options))
+
+
+def test_the_command_says_the_sizes_that_it_takes_when_none_are_given() -> None:
+    told = {name: str(kind) for name, kind in command.__annotations__.items()}
+    assert f"{shape.SERVER_MEMORY} when not given" in told["server_memory"]
+    assert f"{shape.SERVER_CPU} when not given" in told["server_cpu"]
