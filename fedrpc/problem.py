@@ -21,7 +21,7 @@ from fedrpc.data.examples import Examples
 from fedrpc.data.partition import Partition, local_split, partition, subsample
 from fedrpc.errors import ConfigError
 from fedrpc.methods import METHODS
-from fedrpc.methods.base import ClientData, Env, Method
+from fedrpc.methods.base import ClientData, Env, Method, stance_of
 from fedrpc.seeds import derive, seed_torch
 
 _BUILDING = threading.Lock()  # torch's global generator is set while a network is made
@@ -47,8 +47,8 @@ class Problem:
             raise ConfigError(f"method '{config.method}' is not whole: {cls.__name__} lacks {', '.join(lacking)}")
         self.method: Method[Any] = cls()
         self.params = params_of(config)
-        if config.privacy.dp_sgd:
-            self._refuse_unless_private()
+        if config.privacy.dp_sgd and not (stance := stance_of(cls)).startswith("allowed"):
+            raise ConfigError(f"{config.method} and DP-SGD: {stance}; leave --dp-sgd out or choose another --method")
         # A model that does not fit the data says so now. `init` knows no method, phase or client.
         self._base_bytes = models.payload_bytes(models.tensors(self._network(self._configured)))
         self._template = self._network(lambda: self.method.network(self._configured))
@@ -60,7 +60,7 @@ class Problem:
             shape=self.dataset.shape,
             train=config.train,
             model=self.network,
-            build=lambda purpose, make: self._seeded(f"init-{purpose}", make),
+            build=lambda purpose, make: self._network(make, f"init-{purpose}"),
             num_examples=lambda: [sum(row) for row in self.class_counts],
             bounds=self.dataset.bounds(config.normalise),
         )
@@ -69,17 +69,12 @@ class Problem:
     def _configured(self) -> nn.Module:
         return models.build(self.config.model, self.dataset.shape, self.dataset.num_classes)
 
-    def _refuse_unless_private(self) -> None:
-        from fedrpc.privacy.dpsgd import private  # here, since Opacus is large and most runs do without
-
-        private(self.method.name, self.method.dp_sgd)
-
-    def _network(self, make: Callable[[], nn.Module]) -> nn.Module:
+    def _network(self, make: Callable[[], nn.Module], purpose: str = "init") -> nn.Module:
         """A network from the stream of initial weights, with a gradient for each example if training is private."""
-        found = self._seeded("init", make)
+        found = self._seeded(purpose, make)
         if not self.config.privacy.dp_sgd:
             return found
-        from fedrpc.privacy.dpsgd import network_for
+        from fedrpc.privacy.dpsgd import network_for  # here, since Opacus is large and most runs do without
 
         return network_for(found, f"model '{self.config.model}'")
 

@@ -104,6 +104,7 @@ class Answerer:
             store=transaction,
             stop=stop,
             spent=self._store.spent,
+            num_released=self._store.num_released(),
         )
         # Dropout and the like draw from torch's global stream, which is set anew for each answer.
         seed_torch(context.rng("torch"), self._device)

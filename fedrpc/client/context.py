@@ -16,7 +16,7 @@ from fedrpc.errors import Abstained, Cancelled
 from fedrpc.methods.base import ClientData, Loss, Store, TrainReport
 from fedrpc.methods.blocks.train import learning_rate, train
 from fedrpc.privacy.accountant import merged, spent
-from fedrpc.privacy.mechanisms import Guarantee, History, Mechanism
+from fedrpc.privacy.mechanisms import Guarantee, History, Mechanism, Trainings
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive, torch_generator
 from fedrpc.wire.v1 import coordinator_pb2 as pb
@@ -31,6 +31,7 @@ class AnswerContext:
         question: The envelope of the task.
         stop: Set when the server withdrew the task.
         spent: What this client released with a guarantee before.
+        num_released: How many privacy rows it has.
     """
 
     def __init__(
@@ -44,13 +45,16 @@ class AnswerContext:
         store: Store,
         stop: threading.Event,
         spent: Callable[[], History] = tuple,
+        num_released: int = 0,
     ) -> None:
         self.client, self.round, self.phase, self.step = client, question.round, question.phase, question.step
         self.env, self.data, self.params, self.device = problem.env, data, problem.params, device
         self.store: Store = store
         self._problem, self._stop, self._spent = problem, stop, spent
-        self._question = question.digest.hex()
-        self.guarantees: dict[str, Guarantee] = {}  # by part
+        # What noise follows from: another question, or the same one after others were undone, never meets the same.
+        self._question, self._num_released = question.digest.hex(), num_released
+        self._mechanisms: dict[str, Mechanism] = {}  # by part
+        self._trainings = Trainings()
 
     @property
     def _privacy(self) -> PrivacyConfig:
@@ -98,25 +102,38 @@ class AnswerContext:
             return train
         from fedrpc.privacy.dpsgd import DpSgd  # here, since Opacus is large and most runs do without
 
+        number = self._trainings.count  # each with noise and draws of its own
         return DpSgd(
-            self._privacy, num_rounds=self._problem.config.rounds, noise=self.noise("dp-sgd"), afford=self._afford
+            self._privacy,
+            self._trainings,
+            num_rounds=self._problem.config.rounds,
+            noise=self._stream(f"dp-sgd-{number}", self.device),
+            sampling=self.noise(f"sampling-{number}"),
+            afford=self._afford,
         )
 
     def release(self, part: str, value: T, mechanism: Mechanism | None) -> T:
         """A value as it may leave, with what covers it written to its privacy row."""
         if mechanism is None:
             return value
-        if part in self.guarantees:
+        if part in self._mechanisms:
             raise ValueError(f"part '{part}' is released twice in one answer")
         found = mechanism.guarantee
         if found.history and all(found is not other for other in self.guarantees.values()):
             self._afford(found.history)
-        self.guarantees[part] = found
+        self._mechanisms[part] = mechanism
         return mechanism.apply(value, self.noise(f"release-{part}"))
+
+    @property
+    def guarantees(self) -> dict[str, Guarantee]:
+        """What covers the parts that were released, by part; trainings that came after a release count too."""
+        return {part: mechanism.guarantee for part, mechanism in self._mechanisms.items()}
 
     def _afford(self, history: History) -> None:
         """Abstains when a release would cost more than is left of the budget."""
-        budget, delta = self._privacy.epsilon_budget, self._privacy.delta
+        dp_sgd, delta = self._privacy.dp_sgd, self._privacy.delta
+        limits = [self._privacy.epsilon_budget, dp_sgd.target_epsilon if dp_sgd else None]
+        budget = min((limit for limit in limits if limit is not None), default=None)
         if budget is None:
             return
         pending = {id(g): g.history for g in self.guarantees.values()}
@@ -130,12 +147,15 @@ class AnswerContext:
 
     def noise(self, purpose: str) -> torch.Generator:
         """Noise for privacy: another question never meets the same noise, or the two would give each other away."""
+        return self._stream(purpose, torch.device("cpu"))
+
+    def _stream(self, purpose: str, device: torch.device) -> torch.Generator:
         if self._privacy.noise == "secret":
-            generator = torch.Generator()
+            generator = torch.Generator(device)
             generator.seed()  # from the system's entropy
             return generator
-        where = (self.client, self.round, self.phase, self.step, self._question)
-        return torch_generator(derive(self._problem.config.seed, "noise", purpose, *where))
+        where = (self.client, self.round, self.phase, self.step, self._question, self._num_released)
+        return torch_generator(derive(self._problem.config.seed, "noise", purpose, *where), device)
 
     def check(self) -> None:
         """Raises Cancelled when the server withdrew the task."""

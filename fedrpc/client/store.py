@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedrpc.errors import Refused, WireError
-from fedrpc.privacy.accountant import merged
+from fedrpc.privacy.accountant import merged, spent
 from fedrpc.privacy.ledger import GENESIS, Release, chained, history_of
 from fedrpc.privacy.mechanisms import History
 from fedrpc.wire import ledger, stored
@@ -24,6 +24,7 @@ from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 T = TypeVar("T")
 _MAX_ROWS_BYTES = 1 << 20
+_DELTA = 1e-5  # for comparing two accounts; any would do
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER);
@@ -178,6 +179,11 @@ class ClientStore:
                 rows.append(row)
         return rows
 
+    def num_released(self) -> int:
+        """How many privacy rows there are; it never falls."""
+        with self._lock:
+            return self._head()[0]
+
     def spent(self) -> History:
         """What was released with a guarantee so far; also what was undone later, for it may have been seen."""
         with self._lock:
@@ -195,8 +201,15 @@ class ClientStore:
         Raises:
             Refused: The server's copy is of another chain than ours.
         """
+        ours = self.spent()
         with self._lock, self._db:
+            self._db.execute("BEGIN IMMEDIATE")
             if count > self._head()[0]:
+                if spent(history, _DELTA) < spent(ours, _DELTA):
+                    raise Refused(
+                        "the server tells of more privacy rows than this client has, but of less that they spent: "
+                        "one of them was changed; start both with the folders of the same run"
+                    )
                 row = json.dumps({"history": history})
                 self._db.execute("DELETE FROM privacy")
                 self._db.execute("INSERT INTO privacy VALUES (?, ?, ?)", (count - 1, row, head))

@@ -322,7 +322,9 @@ class Method(Generic[State]):
     name: ClassVar[str]
     Params: ClassVar[type[Params]] = Params
     shares: ClassVar[str] = ""  # what leaves a client beside weights and scalars; shown wherever the method is
-    dp_sgd: ClassVar[str] = "allowed"  # or "refused: why", for a method with a training loop of its own
+    # "allowed", if its loss is the mean of one term for each example and what else it trains on is not private, or
+    # "refused: why". Every method says so itself: a subclass with another loss does not inherit it.
+    dp_sgd: ClassVar[str] = ""
     phases: ClassVar[dict[str, tuple[Phase[Any, Any], str]]] = {}  # by name, with the attribute that answers
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -388,6 +390,12 @@ class Method(Generic[State]):
         for name, (phase, _) in sorted(cls.phases.items()):
             hasher.update(f"{name}\n".encode() + schema_digest(phase.down, phase.up))
         return hasher.digest()
+
+
+def stance_of(cls: type[Method[Any]]) -> str:
+    """What a method itself says to DP-SGD; not having said anything is a refusal."""
+    told: str = vars(cls).get("dp_sgd", "")
+    return told or "refused: it does not say whether its loss is the mean of one term for each example (dp_sgd)"
 
 
 METHODS: Registry[type[Method[Any]]] = Registry("method", "methods")

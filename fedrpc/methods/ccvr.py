@@ -138,6 +138,7 @@ class CCVR(FedAvg):
     """FedAvg, and at its end a calibrated classifier."""
 
     name = "ccvr"
+    dp_sgd = "refused: means and covariances of the features of each class leave a client without noise"
     shares = "feature means and covariances by class"
 
     class Params(base.Params):

@@ -62,6 +62,7 @@ class FedAvg(Method[Global]):
     """Both halves of FedAvg."""
 
     name = "fedavg"
+    dp_sgd = "allowed"
 
     def init(self, env: Env) -> Global:
         """The configured network's initial weights."""

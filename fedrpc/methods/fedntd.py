@@ -34,6 +34,7 @@ class FedNTD(FedAvg):
     """FedAvg with not-true distillation."""
 
     name = "fedntd"
+    dp_sgd = "allowed"
 
     class Params(base.Params):
         """The values of the authors' configuration."""

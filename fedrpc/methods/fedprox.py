@@ -31,6 +31,7 @@ class FedProx(FedAvg):
     """FedAvg with a proximal term."""
 
     name = "fedprox"
+    dp_sgd = "allowed"
 
     class Params(base.Params):
         """Card values: FedDPMS uses 0.001; FLea's grid is 0.1, 0.01, 0.001."""

@@ -27,7 +27,7 @@ class NaiveMix(FedMix):
     """FedMix's exchange of means, and mix-up without an approximation."""
 
     name = "naivemix"
-    dp_sgd = "allowed"
+    dp_sgd = "refused: means of private inputs leave a client without noise, and come back to be trained on"
 
     class Params(base.Params):
         """FLea's values."""

@@ -107,6 +107,7 @@ class QFfl(FedAvg):
     """FedAvg's clients, who also say how they fared, and a step that favours those who fared badly."""
 
     name = "qffl"
+    dp_sgd = "refused: the loss of the received model leaves a client without noise, and steers what it is sent next"
 
     class Params(base.Params):
         """The Fed-ZDA paper does not say its q; 0.1, 1 and 5 are what to sweep."""
@@ -134,6 +135,8 @@ class QFfl(FedAvg):
                 before[reply.client] = update.loss
                 await rnd.compute(step.add, update.weights, update.loss)
         rnd.record(local_losses=losses, losses_before=before)
+        if not losses:  # all abstained
+            return state
         return Global(await rnd.compute(lambda: step.value))
 
     @on(FIT)

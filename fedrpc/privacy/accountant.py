@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fedrpc.privacy.gaussian import epsilon_of
 from fedrpc.privacy.mechanisms import History
 
+_MOST_NOISE = 100.0
 _PRV_LIMIT = 200  # its grid grows with epsilon: beyond this it takes a minute, and then fails
 
 
@@ -38,18 +39,16 @@ class Epsilons:
 
 
 def merged(histories: Iterable[History]) -> History:
-    """One history after the other; equal neighbours become one entry, as Opacus itself writes them."""
-    out: list[tuple[float, float, int]] = []
+    """All of them as one: releases of the same noise and sampling rate are one entry, in order of their first."""
+    out: dict[tuple[float, float], int] = {}
     for noise, rate, steps in (entry for history in histories for entry in history):
-        if out and out[-1][:2] == (noise, rate):
-            out[-1] = (noise, rate, out[-1][2] + steps)
-        elif steps:
-            out.append((noise, rate, steps))
-    return tuple(out)
+        out[noise, rate] = out.get((noise, rate), 0) + steps
+    return tuple((noise, rate, steps) for (noise, rate), steps in out.items() if steps)
 
 
+@functools.lru_cache(maxsize=4096)
 def spent(history: History, delta: float) -> float:
-    """The epsilon that is reported and held against a budget; quick, without the PRV accountant."""
+    """The epsilon that is reported and held against a budget; without the PRV accountant."""
     gdp = _gdp(history, delta)
     return _rdp(history, delta) if gdp is None else gdp
 
@@ -57,8 +56,9 @@ def spent(history: History, delta: float) -> float:
 @functools.lru_cache(maxsize=4096)
 def epsilons(history: History, delta: float) -> Epsilons:
     """What a history amounts to by every accountant."""
+    gdp = _gdp(history, delta)
     rdp = _rdp(history, delta)
-    return Epsilons(_gdp(history, delta), rdp, _prv(history, delta) if rdp <= _PRV_LIMIT else None)
+    return Epsilons(gdp, rdp, _prv(history, delta) if rdp <= _PRV_LIMIT else None)
 
 
 def _gdp(history: History, delta: float) -> float | None:
@@ -77,10 +77,13 @@ def _rdp(history: History, delta: float) -> float:
     if any(noise == 0 for noise, _, _ in history):
         return math.inf
     accountant = RDPAccountant()
-    accountant.history = list(history)
+    # Its series never end for much noise; less noise costs more, so that this is a bound still.
+    accountant.history = [
+        (noise if rate == 1 else min(noise, _MOST_NOISE), rate, steps) for noise, rate, steps in history
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the best order is at the end of its list: a looser bound, still a bound
-        return float(accountant.get_epsilon(delta))
+        return max(0.0, float(accountant.get_epsilon(delta)))
 
 
 def _prv(history: History, delta: float) -> float | None:

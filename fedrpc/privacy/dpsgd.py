@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,10 +22,10 @@ from fedrpc.data.examples import Examples
 from fedrpc.errors import ConfigError
 from fedrpc.methods.base import Loss, TrainReport
 from fedrpc.methods.blocks.train import optimizer_of
-from fedrpc.privacy.mechanisms import ADD_REMOVE, Declared, Guarantee, History, public
-from fedrpc.seeds import torch_generator
+from fedrpc.privacy.mechanisms import NO_GUARANTEE, ZERO_OUT, Guarantee, History, Trainings, public
 
 SIZE_AND_LOSS = public("the number of examples is taken as known, and losses are not told")
+NOTHING_SEEN = public("nothing was trained on")
 
 
 def network_for(model: nn.Module, what: str) -> nn.Module:
@@ -40,29 +41,32 @@ def network_for(model: nn.Module, what: str) -> nn.Module:
     return fixed  # type: ignore[no-any-return]
 
 
-def private(method: str, stance: str) -> None:
-    """Raises ConfigError when a method can not be trained privately; its stance says why."""
-    if stance.startswith("refused"):
-        raise ConfigError(f"{method} and DP-SGD: {stance}; leave --dp-sgd out or choose another --method")
-
-
 class DpSgd:
     """One private training; called like `methods.blocks.train.train`.
 
     Examples are drawn by Poisson sampling, so batches vary in size and may be empty; every step is charged.
 
     Args:
+        trainings: Where it is charged.
         num_rounds: Of the run: a target epsilon is meant for a client that takes part in all of them.
-        noise: The stream of the noise.
+        noise: The stream of the noise, on the device that is trained on.
+        sampling: The stream that draws batches; as secret as the noise, for what is not drawn is protected by it.
         afford: Called with the cost before anything is trained; abstains when it is over the budget.
     """
 
     def __init__(
-        self, config: PrivacyConfig, *, num_rounds: int, noise: torch.Generator, afford: Callable[[History], None]
+        self,
+        config: PrivacyConfig,
+        trainings: Trainings,
+        *,
+        num_rounds: int,
+        noise: torch.Generator,
+        sampling: torch.Generator,
+        afford: Callable[[History], None],
     ) -> None:
         assert config.dp_sgd is not None
         self._config, self._dp, self._num_rounds = config, config.dp_sgd, num_rounds
-        self._noise, self._afford = noise, afford
+        self._trainings, self._noise, self._sampling, self._afford = trainings, noise, sampling, afford
         self._checked = False
 
     def __call__(
@@ -84,7 +88,7 @@ class DpSgd:
         size = len(data)
         epochs = config.epochs if epochs is None else epochs
         if not size or not epochs:
-            return TrainReport(size, 0, (math.nan,) * epochs, Declared(self._guarantee(())), SIZE_AND_LOSS)
+            return TrainReport(size, 0, (math.nan,) * epochs, NOTHING_SEEN, SIZE_AND_LOSS)
         # An epoch has as many steps as it would have batches, as Opacus counts them.
         steps = max(1, math.ceil((size if draw is None else min(draw, size)) / config.batch_size))
         rate = 1 / math.ceil(size / config.batch_size)
@@ -93,14 +97,14 @@ class DpSgd:
         model.train()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Opacus's advice on random numbers and hooks
-            engine, wrapped, optimizer, batches = self._made_private(model, data, config, lr, order, multiplier)
+            engine, wrapped, optimizer, batches = self._made_private(model, data, config, lr, multiplier)
             _also_after_noise(optimizer, on_grad, model)
             for index in _endless(batches, epochs * steps):
                 check()
                 self._step(wrapped, optimizer, loss, data.batch(index), device)
         wrapped.to_standard_module()
         history = tuple((float(n), float(q), int(s)) for n, q, s in engine.accountant.history)
-        covered = Declared(self._guarantee(history))
+        covered = self._trainings.add(self._guarantee(history))
         return TrainReport(size, epochs * steps, (math.nan,) * epochs, covered, SIZE_AND_LOSS)
 
     def _multiplier(self, rate: float, steps: int) -> float:
@@ -114,12 +118,10 @@ class DpSgd:
         data: Examples,
         config: TrainConfig,
         lr: float,
-        order: np.random.Generator,
         multiplier: float,
     ) -> tuple[PrivacyEngine, GradSampleModule, DPOptimizer, DataLoader[Any]]:
-        sampling = self._noise if self._config.noise == "secret" else torch_generator(order)
         positions = TensorDataset(torch.arange(len(data)))
-        loader = DataLoader(positions, batch_size=config.batch_size, generator=sampling)
+        loader = DataLoader(positions, batch_size=config.batch_size, generator=self._sampling)
         engine = PrivacyEngine(accountant="rdp")
         wrapped, optimizer, batches = engine.make_private(
             module=model,
@@ -129,6 +131,8 @@ class DpSgd:
             max_grad_norm=self._dp.max_grad_norm,
             noise_generator=self._noise,
         )
+        # Opacus rounds it down, to 0 at worst.
+        optimizer.expected_batch_size = max(1, round(len(data) / math.ceil(len(data) / config.batch_size)))
         return engine, wrapped, optimizer, batches
 
     def _step(
@@ -166,7 +170,13 @@ class DpSgd:
 
     def _guarantee(self, history: History) -> Guarantee:
         told = {"max_grad_norm": self._dp.max_grad_norm, "unit": "record", "sampling": "poisson"}
-        return Guarantee("dp-sgd", told, "record-level, all of the training", history, ADD_REMOVE)
+        if not self._multiplier_is_positive(history):
+            return Guarantee("dp-sgd", told, f"{NO_GUARANTEE}: the noise is zero")
+        return Guarantee("dp-sgd", told, "record-level, given what was received", history, ZERO_OUT)
+
+    @staticmethod
+    def _multiplier_is_positive(history: History) -> bool:
+        return all(noise > 0 for noise, _, _ in history)
 
 
 def _endless(batches: DataLoader[Any], steps: int) -> Iterator[np.ndarray]:
@@ -193,6 +203,7 @@ def _also_after_noise(optimizer: DPOptimizer, on_grad: Callable[[nn.Module], Non
     optimizer.attach_step_hook(both)
 
 
+@functools.lru_cache(maxsize=256)
 def _noise_for(dp: DpSgdConfig, delta: float, rate: float, steps: int) -> float:
     assert dp.target_epsilon is not None
     with warnings.catch_warnings():

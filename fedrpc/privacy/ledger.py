@@ -16,6 +16,7 @@ from fedrpc.wire.kinds import NOT_DATA_DERIVED, Kind
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 GENESIS = b"\0" * 32
+_MAX_ENTRIES = 64  # of a row's history
 _LABELS = {kind.label for kind in Kind}
 _ROW: dict[str, Any] = {  # what every row has
     "index": int,
@@ -31,6 +32,7 @@ _ROW: dict[str, Any] = {  # what every row has
     "adjacency": str,
 }
 UNCOVERED = Guarantee(None, {}, f"{NO_GUARANTEE}: released without noise")
+CHARGED = "charged"  # where a covered row without a cost has it
 NOISE = {
     "seeded": "reproducible noise: no protection from who knows the seed",
     "secret": "secret noise: from the system's entropy",
@@ -84,7 +86,7 @@ def releases(
             found[key] = replace(found[key], parts=(*found[key].parts, part.name))
             continue
         if told.history:
-            extra = {"noise": NOISE[noise]} | ({"charged": "with another kind"} if id(told) in charged else {})
+            extra = {"noise": NOISE[noise]} | ({CHARGED: "with another kind"} if id(told) in charged else {})
             history = () if id(told) in charged else told.history
             charged.add(id(told))
             told = replace(told, parameters=dict(told.parameters) | extra, history=history)
@@ -202,9 +204,13 @@ def check_filed(row: Mapping[str, Any], count: int, head: bytes) -> tuple[int, b
 def history_of(row: Mapping[str, Any]) -> History:
     """What accountants compose of a row; raises ValueError when it is no history."""
     found = []
+    if len(row["history"]) > _MAX_ENTRIES:
+        raise ValueError(f"'history' has {len(row['history'])} entries, expected {_MAX_ENTRIES} at most")
     for entry in row["history"]:
         noise, rate, steps = entry
-        if not (isinstance(steps, int) and steps >= 0 and float(noise) >= 0 and 0 < float(rate) <= 1):
+        numbers = all(type(value) in (int, float) for value in (noise, rate)) and type(steps) is int
+        # Beyond these ends accountants overflow or never return, and nobody trains there.
+        if not (numbers and (noise == 0 or 1e-3 <= noise <= 1e6) and 1e-6 <= rate <= 1 and 0 <= steps <= 10**9):
             raise ValueError(f"'history' has {entry!r:.60}")
         found.append((float(noise), float(rate), steps))
     return tuple(found)

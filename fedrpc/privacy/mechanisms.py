@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ PUBLIC = "public"
 
 # How records differ between neighbours; guarantees under different notions are not added up.
 REPLACE_ONE = "replace-one"
-ADD_REMOVE = "add-remove"
+ZERO_OUT = "zero-out, sizes public"  # one record becomes an empty one, so that the number of records is no secret
 
 History = tuple[tuple[float, float, int], ...]  # (noise multiplier, sampling rate, steps), as Opacus writes it
 
@@ -63,6 +63,31 @@ class Declared:
         return value
 
 
+class Trainings:
+    """All private trainings of one answer, as one release: what follows from one of them may follow from the others."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._told: Guarantee | None = None
+
+    def add(self, guarantee: Guarantee) -> Trainings:
+        """Counts a training; returns itself, to cover what it gave."""
+        before = self._told
+        merged = guarantee if before is None else replace(guarantee, history=before.history + guarantee.history)
+        self._told, self.count = merged, self.count + 1
+        return self
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Of all of them, up to now."""
+        assert self._told is not None, "only what was trained is covered by it"
+        return self._told
+
+    def apply(self, value: T, noise: torch.Generator) -> T:
+        """The value itself: its noise is in it."""
+        return value
+
+
 def no_guarantee(why: str) -> Declared:
     """For a release that no theorem covers."""
     return Declared(Guarantee(None, {}, f"{NO_GUARANTEE}: {why}"))
@@ -95,11 +120,12 @@ class Gaussian:
         adjacency: str = REPLACE_ONE,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        if not (std >= 0 and sensitivity > 0 and draws >= 0):
+        if not (std >= 0 and sensitivity > 0 and draws >= 1):
             raise ValueError(
-                f"expected noise and draws of at least 0 and a sensitivity above 0, got {std}, {draws}, {sensitivity}"
+                "expected noise of at least 0, draws of at least 1 and a sensitivity above 0, "
+                f"got {std}, {draws} and {sensitivity}"
             )
-        self.std = std
+        self.std, self._used = std, False
         told = {"std": std, "sensitivity": sensitivity, "draws": draws} | dict(parameters or {})
         self.guarantee = (
             Guarantee("gaussian", told, f"record-level, {covers}", ((std / sensitivity, 1.0, draws),), adjacency)
@@ -108,7 +134,10 @@ class Gaussian:
         )
 
     def apply(self, value: Any, noise: torch.Generator) -> Any:
-        """The tensor with noise."""
+        """The tensor with noise; once, for another value would be another release."""
+        if self._used:
+            raise ValueError("a Gaussian mechanism covers one release: make another one for another value")
+        self._used = True
         if not isinstance(value, Tensor):
             raise TypeError(f"the Gaussian mechanism takes a tensor, got {type(value).__name__}")
         drawn = torch.randn(value.shape, generator=noise, dtype=torch.float64)

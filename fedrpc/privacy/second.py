@@ -13,6 +13,7 @@ from dp_accounting import (
     pld,
     rdp,
 )
+from opacus.accountants import RDPAccountant
 
 from fedrpc.privacy.mechanisms import History
 
@@ -28,7 +29,7 @@ def second_opinion(history: History, delta: float, accountant: str) -> float:
     if accountant == "gdp":
         total = math.sqrt(math.fsum(steps / noise**2 for noise, _, steps in history))
         return float(get_epsilon_gaussian(1 / total, delta))
-    renyi = rdp.RdpAccountant()
+    renyi = rdp.RdpAccountant(orders=RDPAccountant.DEFAULT_ALPHAS)  # other orders are other bounds
     renyi.compose(_event(history))
     return float(renyi.get_epsilon(delta))
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedrpc.privacy.accountant import Epsilons, epsilons, merged
-from fedrpc.privacy.ledger import NOISE, history_of
+from fedrpc.privacy.accountant import Epsilons, epsilons, merged, spent
+from fedrpc.privacy.ledger import CHARGED, NOISE, history_of
 from fedrpc.privacy.mechanisms import NO_GUARANTEE, PUBLIC, History
 
 Row = Mapping[str, Any]
@@ -42,24 +42,29 @@ def summarise(released: Iterable[Row], delta: float, noise: str = "seeded") -> d
         "accountant": worst.best[1] if worst else None,
         "epsilons": vars(worst) if worst else None,
         "reason": reason,
+        "unit": "one record of one client" if worst else None,
+        "adjacency": next(row["adjacency"] for row in rows if row["history"]) if worst else None,
         "releases": {kind: _of_kind(found, delta) for kind, found in kinds.items()},
     }
     return out | ({"noise": NOISE[noise]} if any(row["history"] for row in rows) else {})
 
 
 def bare(row: Row) -> bool:
-    """Whether nothing covers a row."""
-    return str(row["covers"]).startswith(NO_GUARANTEE)
+    """Whether nothing covers a row: it has no cost, none elsewhere, and is not public."""
+    return not (row["history"] or str(row["covers"]).startswith(PUBLIC) or CHARGED in row["parameters"])
 
 
-def worst_of(rows: Iterable[Row], delta: float) -> Epsilons:
-    """Composes each client's rows and gives the client that spent most."""
+def worst_of(rows: Iterable[Row], delta: float) -> Epsilons | None:
+    """Composes each client's rows and gives the client that spent most; None when that can not be computed."""
     by_client: dict[int, list[History]] = defaultdict(list)
     for row in rows:
         by_client[row["client"]].append(history_of(row))
-    # Clients that did the same are composed once.
+    # Clients that did the same are composed once, and the slow accountants look at the worst alone.
     distinct = {merged(found) for found in by_client.values()}
-    return max((epsilons(history, delta) for history in distinct), key=lambda e: e.best[0])
+    try:
+        return epsilons(max(distinct, key=lambda history: spent(history, delta)), delta)
+    except (ArithmeticError, ValueError, MemoryError):  # a run is worth more than its last figure
+        return None
 
 
 def _judge(kinds: Mapping[str, list[Any]], rows: list[Any], delta: float) -> tuple[Epsilons | None, str | None]:
@@ -73,15 +78,17 @@ def _judge(kinds: Mapping[str, list[Any]], rows: list[Any], delta: float) -> tup
         return None, "only what is public left clients"
     if len(notions) > 1:
         return None, f"{NO_GUARANTEE}: releases under {' and '.join(sorted(notions))} neighbours are not added up"
-    return worst_of(rows, delta), None
+    found = worst_of(rows, delta)
+    return found, None if found else f"{NO_GUARANTEE}: epsilon could not be computed"
 
 
 def _of_kind(rows: list[dict[str, Any]], delta: float) -> dict[str, Any]:
     covers = next((row["covers"] for row in rows if bare(row)), None)
     # What was charged with another kind has its cost there.
-    whole = covers is None and not any("charged" in row["parameters"] for row in rows)
+    whole = covers is None and not any(CHARGED in row["parameters"] for row in rows)
     costs = [row for row in rows if row["history"]]
     found = worst_of(costs, delta) if whole and costs else None
     told = covers or next((row["covers"] for row in rows if not row["covers"].startswith(PUBLIC)), rows[0]["covers"])
     entry = {"count": len(rows), "epsilon": found.best[0] if found else None, "delta": delta if found else None}
-    return entry | {"covers": told} | ({"epsilons": vars(found)} if found else {})
+    about = {"epsilons": vars(found), "adjacency": costs[0]["adjacency"]} if found else {}
+    return entry | {"covers": told} | about

@@ -12,9 +12,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedrpc.errors import ConfigError, WireError
-from fedrpc.privacy.accountant import epsilons, merged
+from fedrpc.privacy.accountant import epsilons, merged, spent
 from fedrpc.privacy.ledger import GENESIS, check_filed, history_of
 from fedrpc.privacy.mechanisms import History
 from fedrpc.privacy.second import second_opinion, tight
@@ -104,10 +105,19 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], dict[int, tuple[int, bytes]
                 rows.append(row)
             except WireError as error:
                 broken[client] = f"privacy.jsonl, line {number}: {error}"
-                rows.append(row)
-            except (ValueError, KeyError, TypeError) as error:
+                if _readable(row):
+                    rows.append(row)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 broken[-number] = f"privacy.jsonl, line {number} can not be read: {error}"
     return rows, heads, list(broken.values())
+
+
+def _readable(row: dict[str, Any]) -> bool:
+    try:
+        history_of(row)
+    except (ValueError, KeyError, TypeError):
+        return False
+    return {"client", "kind", "covers", "parameters", "adjacency"} <= set(row)
 
 
 def _against_stores(run: Path, heads: dict[int, tuple[int, bytes]]) -> list[str]:
@@ -155,7 +165,7 @@ def _worst(rows: list[dict[str, Any]], delta: float) -> History:
     for row in rows:
         if not bare(row):
             by_client[row["client"]].append(history_of(row))
-    return max({merged(found) for found in by_client.values()}, key=lambda history: epsilons(history, delta).best[0])
+    return max((merged(found) for found in by_client.values()), key=lambda history: spent(history, delta), default=())
 
 
 def _disagreements(line: Line) -> list[str]:
@@ -179,12 +189,15 @@ def show(run: Path, console: Console) -> bool:
     for line in found.lines:
         values = (line.reported, line.again, line.second, line.tight)
         told = line.covers + (f" ({line.accountant})" if line.accountant else "")
-        table.add_row(line.what, *("-" if value is None else f"{value:.4g}" for value in values), told)
+        table.add_row(line.what, *("-" if value is None else f"{value:.4g}" for value in values), Text(told))
     console.print(table)
     for fault in found.faults:
-        console.print(f"[red]wrong[/red] {fault}", highlight=False)
+        console.print(Text("wrong ", style="red") + Text(fault), soft_wrap=True)
     verdict = "every chain is whole, and the accounts agree" if not found.faults else f"{len(found.faults)} faults"
     console.print(f"{found.num_rows:,} releases of {len(found.heads)} clients: {verdict}", highlight=False)
-    result = {"rows": found.num_rows, "faults": found.faults, "lines": [vars(line) for line in found.lines]}
+    # Whoever keeps the heads elsewhere can tell later whether all of a file was written anew.
+    heads = {client: {"rows": count, "head": head.hex()} for client, (count, head) in found.heads.items()}
+    lines = [vars(line) for line in found.lines]
+    result = {"rows": found.num_rows, "faults": found.faults, "lines": lines, "heads": heads}
     (run / "audit.json").write_text(json.dumps(result, indent=1) + "\n")
     return not found.faults

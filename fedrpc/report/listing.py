@@ -25,7 +25,7 @@ from fedrpc.data.partition import PARTITIONERS, Partitioner
 from fedrpc.data.prepare import prepare
 from fedrpc.errors import DataError
 from fedrpc.methods import METHODS
-from fedrpc.methods.base import Method
+from fedrpc.methods.base import Method, stance_of
 from fedrpc.models.base import MODELS, Architecture, Shape
 from fedrpc.report.table import size
 
@@ -85,7 +85,8 @@ def method_about(name: str, method: type[Method[Any]]) -> str:
 
 def _leaves(method: type[Method[Any]]) -> str:
     beside = f", {method.shares}" if method.shares else ""
-    refused = "" if method.dp_sgd == "allowed" else f"; DP-SGD {method.dp_sgd}"
+    stance = stance_of(method)
+    refused = "" if stance == "allowed" else f"; DP-SGD {stance}"
     return f"weights and scalars{beside}{refused}"
 
 

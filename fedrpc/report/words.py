@@ -34,7 +34,8 @@ def privacy_in_words(privacy: Mapping[str, Any]) -> str:
         return str(privacy["reason"])
     by = f" by {privacy['accountant'].upper()}" if privacy.get("accountant") else ""
     noise = f"; {privacy['noise']}" if privacy.get("noise") else ""
-    return f"ε = {privacy['epsilon']:.4g} at δ = {privacy['delta']:g}{by}{noise}"
+    unit = f" for {privacy['unit']} ({privacy['adjacency']})" if privacy.get("unit") else ""
+    return f"ε = {privacy['epsilon']:.4g} at δ = {privacy['delta']:g}{by}{unit}{noise}"
 
 
 def card_in_words(card: Mapping[str, Any]) -> list[str]:

@@ -224,7 +224,8 @@ class Coordinator:
         self._book.end_round()
         kernel = await self._quiet_kernel()
         self._desk.progress("snapshot", {"monotonic": time.monotonic()} | kernel)
-        result = self._summarise(weights, kernel) | {"ledger_check": check}
+        # Off the event loop: accountants take their time.
+        result = await self._desk.off_loop(self._summarise, weights, kernel) | {"ledger_check": check}
         save_file(
             {name: tensor.contiguous().clone() for name, tensor in weights.items()}, self._out / "model.safetensors"
         )

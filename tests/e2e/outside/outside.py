@@ -45,6 +45,7 @@ class Gated(FedAvg):
     """
 
     name = "gated"
+    dp_sgd = "allowed"
     Params = GateParams
 
     def check(self, env: Env) -> None:

@@ -17,14 +17,14 @@ from fedrpc.client.answer import Answerer
 from fedrpc.client.store import ClientStore
 from fedrpc.client.transport import Task
 from fedrpc.errors import Abstained, Cancelled, WireError
-from fedrpc.methods.base import ClientContext, Env, Method, Phase, Round, on
+from fedrpc.methods.base import ClientContext, Cost, Env, Method, Phase, Round, Shapes, on
 from fedrpc.methods.builtin import Candidate, Judgement
 from fedrpc.models.state import tensors
 from fedrpc.wire.codec import decode, encode
 from fedrpc.wire.frames import read_file
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import Key, LedgerAnswer, LedgerQuestion, Sums, parsed
-from fedrpc.wire.message import part
+from fedrpc.wire.message import Tensors, part
 from fedrpc.wire.tcpinfo import Meter
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.fakes import CPU, problem_of
@@ -55,6 +55,12 @@ class Talker(Method[Say]):
 
     async def round(self, state: Say, rnd: Round) -> Say:
         return state
+
+    def model(self, state: Say) -> Tensors:
+        return {}
+
+    def cost(self, shapes: Shapes) -> Cost:
+        return Cost()
 
     @on(ASK)
     def say(self, ctx: ClientContext, msg: Ask) -> Any:

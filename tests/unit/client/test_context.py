@@ -18,7 +18,7 @@ from fedrpc.methods.fedavg import FIT, FedAvg, cross_entropy
 from fedrpc.methods.fedprox import FedProx
 from fedrpc.models.state import tensors
 from fedrpc.privacy.accountant import spent
-from fedrpc.privacy.mechanisms import Gaussian, public
+from fedrpc.privacy.mechanisms import Declared, Gaussian, public
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.fakes import CPU, SmallProblem, problem_of, run_in_memory, tiny
 
@@ -178,7 +178,8 @@ def test_a_release_over_the_budget_abstains_before_anything_leaves(store):
     problem = problem_of("fedavg", privacy={"epsilon_budget": one * 1.01})
     ctx = context(store, problem)
     ctx.release("a", torch.zeros(2), mechanism)
-    ctx.release("b", torch.zeros(2), mechanism)  # the same release, so that it costs nothing more
+    told = Declared(mechanism.guarantee)
+    ctx.release("b", torch.zeros(2), told)  # follows from the first, so that it costs nothing more
     with pytest.raises(Abstained, match=rf"privacy budget: .* the budget is {one * 1.01:g} \({one:.4g} spent\)"):
         ctx.release("c", torch.zeros(2), Gaussian(1.0, 1.0, covers="x"))
     assert set(ctx.guarantees) == {"a", "b"}

@@ -413,3 +413,12 @@ def test_two_threads_can_use_it_at_once(store):
     assert not failed
     assert store.booked()[key] == Sums(100, 100, 100)
     assert value(store) == 29
+
+
+def test_a_server_can_not_have_a_client_forget_what_it_spent(store):
+    promise = Guarantee("gaussian", {}, "record-level", ((1.0, 1.0, 100),), "replace-one")
+    commit(store, "a", released=(release(guarantee=promise),))
+    with pytest.raises(Refused, match="but of less that they spent"):
+        store.adopt_chain(1000, b"\7" * 32, ())
+    assert store.spent() == ((1.0, 1.0, 100),)
+    assert store.adopt_chain(1000, b"\7" * 32, ((1.0, 1.0, 101),))

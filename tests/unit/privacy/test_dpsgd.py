@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from fedrpc.config import PrivacyConfig, TrainConfig
 from fedrpc.data.examples import Examples
 from fedrpc.errors import Abstained, ConfigError
-from fedrpc.methods.base import TrainReport
+from fedrpc.methods.base import TrainReport, on
 from fedrpc.methods.blocks.train import optimizer_of
-from fedrpc.methods.fedavg import cross_entropy
-from fedrpc.models import build
+from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update, cross_entropy, update_of
+from fedrpc.models import build, load
 from fedrpc.privacy.dpsgd import DpSgd, network_for
-from fedrpc.privacy.mechanisms import History
+from fedrpc.privacy.mechanisms import History, Trainings
 from fedrpc.seeds import derive, torch_generator
 from tests.fakes import problem_of, run_in_memory
 
@@ -37,6 +37,11 @@ def network(seed: int = 0) -> nn.Module:
         return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
+def trainer_of(privacy: PrivacyConfig, seed: int = 0, num_rounds: int = 1, afford: Any = lambda _: None) -> DpSgd:
+    streams = {name: torch_generator(derive(seed, name)) for name in ("noise", "sampling")}
+    return DpSgd(privacy, Trainings(), num_rounds=num_rounds, afford=afford, **streams)
+
+
 def trained(
     model: nn.Module,
     data: Examples,
@@ -47,7 +52,7 @@ def trained(
     **options: Any,
 ) -> TrainReport:
     privacy = PrivacyConfig(dp_sgd=dp)
-    trainer = DpSgd(privacy, num_rounds=4, noise=torch_generator(derive(0, "noise")), afford=afford or (lambda _: None))
+    trainer = trainer_of(privacy, num_rounds=4, afford=afford or (lambda _: None))
     config = TrainConfig(epochs=2, batch_size=10, lr=0.1, **options)
     return trainer(model, loss, data, config, lr=0.1, order=derive(0, "order"), device=CPU)
 
@@ -78,7 +83,7 @@ def test_no_example_moves_a_step_by_more_than_the_bound() -> None:
     model, before = network(), network()
     config = TrainConfig(epochs=1, batch_size=1, lr=1.0)
     privacy = PrivacyConfig(dp_sgd={"noise_multiplier": 0.0, "max_grad_norm": 0.3})
-    trainer = DpSgd(privacy, num_rounds=1, noise=torch.Generator(), afford=lambda _: None)
+    trainer = trainer_of(privacy)
     trainer(model, cross_entropy, Examples.of(x, y), config, lr=1.0, order=derive(0, "order"), device=CPU)
     moved = torch.cat([(p - q).flatten() for p, q in zip(model.parameters(), before.parameters(), strict=True)])
     assert float(moved.detach().norm()) == pytest.approx(0.3, rel=1e-4)
@@ -88,7 +93,7 @@ def test_every_step_is_charged_as_opacus_would() -> None:
     report = trained(network(), examples(), dp={"noise_multiplier": 1.2})
     assert report.covered is not None
     assert report.covered.guarantee.history == ((1.2, 0.25, 8),)
-    assert report.covered.guarantee.adjacency == "add-remove"
+    assert report.covered.guarantee.adjacency == "zero-out, sizes public"
     assert all(math.isnan(loss) for loss in report.epoch_losses)
     assert report.described is not None
     assert report.described.guarantee.covers.startswith("public")
@@ -104,7 +109,7 @@ def test_empty_batches_are_noise_alone_and_charged() -> None:
 
     model, before = network(), network()
     privacy = PrivacyConfig(dp_sgd={"noise_multiplier": 1.0})
-    trainer = DpSgd(privacy, num_rounds=1, noise=torch_generator(derive(0, "noise")), afford=lambda _: None)
+    trainer = trainer_of(privacy, seed=3)
     config = TrainConfig(epochs=20, batch_size=1, lr=0.01)
     report = trainer(model, counting, data, config, lr=0.01, order=derive(3, "order"), device=CPU)
     assert len(seen) < 40  # some were empty, and the loss was never asked about them
@@ -162,7 +167,78 @@ def test_networks_get_group_norm_and_can_be_trained(name: str, shape: tuple[int,
     assert all(torch.isfinite(p).all() for p in fixed.parameters())
 
 
-@pytest.mark.parametrize("method", ["flea", "feddecorr", "fedmix", "feddata", "fedlc", "fedbr", "fedgen"])
+REFUSED = ["flea", "feddecorr", "fedmix", "naivemix", "feddata", "fedlc", "fedbr", "fedgen", "qffl", "ccvr", "fedzdac"]
+
+
+def test_without_noise_nothing_is_promised() -> None:
+    report = trained(network(), examples(), dp={"noise_multiplier": 0.0})
+    assert report.covered.guarantee.covers == "no guarantee: the noise is zero"
+    assert report.covered.guarantee.history == ()
+
+
+@pytest.mark.parametrize(("size", "batch", "expected"), [(49, 1, 1), (98, 2, 2), (40, 10, 10)])
+def test_the_expected_batch_is_not_rounded_away(size: int, batch: int, expected: int) -> None:
+    """A single step without noise moves a bias by the mean gradient, of about the expected batch."""
+    seen: list[int] = []
+
+    def shouting(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        seen.append(len(y))
+        return -model(x)[:, 0].mean()
+
+    model = nn.Linear(5, 1)
+    before = model.bias.item()
+    privacy = PrivacyConfig(dp_sgd={"noise_multiplier": 0.0, "max_grad_norm": 1e6})
+    config = TrainConfig(epochs=1, batch_size=batch, lr=1.0)
+    trainer_of(privacy)(model, shouting, examples(size), config, lr=1.0, order=derive(0, "order"), device=CPU)
+    assert model.bias.item() - before == pytest.approx(sum(seen) / expected, rel=1e-4)
+
+
+def test_trainings_of_one_answer_have_noise_of_their_own_and_are_charged_together() -> None:
+    class Twice(FedAvg):
+        name = "twice"
+        dp_sgd = "allowed"
+
+        @on(FIT)
+        def fit(self, ctx: Any, msg: Global) -> Update:
+            models = [ctx.model(), ctx.model()]
+            reports = []
+            for model in models:
+                load(model, msg.weights)
+                reports.append(ctx.train(model, cross_entropy))
+            moved = [
+                torch.cat([(p - q).flatten() for p, q in zip(m.parameters(), ctx.model().parameters(), strict=True)])
+                for m in models
+            ]
+            likeness.append(float(F.cosine_similarity(*(m.detach() for m in moved), dim=0)))
+            return update_of(ctx, models[0], reports[0])
+
+    likeness: list[float] = []
+    problem = problem_of(Twice, partition="iid", privacy={"dp_sgd": {"noise_multiplier": 50.0}})
+    played = run_in_memory(problem, 1)
+    assert max(map(abs, likeness)) < 0.2, "two trainings under the same noise would give each other away"
+    steps = math.ceil(len(problem.client_data(0).train) / 8)
+    weights = [row for row in played.released if row["kind"] == "weights"]
+    assert all(sum(entry[2] for entry in row["history"]) == 2 * steps for row in weights)
+
+
+def test_a_method_that_says_nothing_of_dp_sgd_is_refused() -> None:
+    class Silent(FedAvg):
+        name = "silent"
+
+    with pytest.raises(ConfigError, match="silent and DP-SGD: refused: it does not say"):
+        problem_of(Silent, privacy={"dp_sgd": {"noise_multiplier": 1.0}})
+
+
+def test_a_target_is_a_budget_too() -> None:
+    """A run that is made longer than it was planned for spends no more."""
+    privacy = {"dp_sgd": {"target_epsilon": 3.0}}
+    problem = problem_of("fedavg", partition="iid", rounds=1, clients=2, train_size=32, privacy=privacy)
+    played = run_in_memory(problem, 2)
+    assert len([row for row in played.released if row["kind"] == "weights"]) == 2, "the second round is not paid for"
+    assert played.privacy()["epsilon"] <= 3.0
+
+
+@pytest.mark.parametrize("method", REFUSED)
 def test_methods_that_can_not_be_private_are_refused_with_the_reason(method: str) -> None:
     with pytest.raises(ConfigError, match=f"{method} and DP-SGD: refused: .*; leave --dp-sgd out"):
         problem_of(method, privacy={"dp_sgd": {"noise_multiplier": 1.0}})

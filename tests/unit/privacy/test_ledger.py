@@ -161,7 +161,7 @@ def test_the_summary_counts_what_left_and_promises_nothing(path):
 
 @pytest.mark.parametrize("covered_first", [True, False])
 def test_one_uncovered_release_uncovers_its_kind(path, covered_first):
-    promise = Guarantee("gaussian", {"sigma": 2.0}, "theorem 1")
+    promise = Guarantee("gaussian", {"sigma": 2.0}, "theorem 1", ((2.0, 1.0, 1),), "replace-one")
     guarantees = (promise, UNCOVERED) if covered_first else (UNCOVERED, promise)
     rows, head = [], GENESIS
     for index, guarantee in enumerate(guarantees):
@@ -187,3 +187,34 @@ def test_the_chain_knows_every_bit_of_a_row():
     assert chained(GENESIS, row) != chained(GENESIS, row + " ")
     assert chained(GENESIS, row) != chained(b"\1" * 32, row)
     assert len(chained(GENESIS, row)) == 32
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [[1e-200, 1.0, 1]],
+        [[1.0, 1.0, 10**400]],
+        [[float("inf"), 0.5, 1]],
+        [[1.0, 1e-9, 1]],
+        [[True, 1.0, 1]],
+        [["1", 1.0, 1]],
+        [[1.0, 1.0]],
+        [[1.0, 0.5, -1]],
+        [[float(noise + 1), 1.0, 1] for noise in range(65)],
+    ],
+)
+def test_histories_that_would_stop_an_accountant_are_refused(path, history):
+    row = Release(Kind.WEIGHTS, ("w",), where={"client": 1, "round": 0, "phase": "fit"}).row(0, GENESIS)
+    hostile = json.dumps(json.loads(row) | {"history": history}, separators=(",", ":"))
+    file = PrivacyFile(path)
+    with pytest.raises(WireError, match="can not be read"):
+        file.extend(1, 0, [hostile])
+    file.close()
+
+
+def test_a_promise_without_a_cost_is_none(path):
+    row = Release(Kind.WEIGHTS, ("w",), Guarantee(None, {}, "trust me"), {"client": 0, "round": 0, "phase": "fit"})
+    file = PrivacyFile(path)
+    file.extend(0, 0, [row.row(0, GENESIS)])
+    file.close()
+    assert summarise(read(path), 1e-5)["epsilon"] is None

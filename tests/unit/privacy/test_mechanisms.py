@@ -41,10 +41,17 @@ def test_without_noise_there_is_no_guarantee() -> None:
     assert torch.equal(mechanism.apply(value, stream()), value)
 
 
-@pytest.mark.parametrize(("std", "sensitivity", "draws"), [(-1, 1, 1), (1, 0, 1), (1, 1, -1), (float("nan"), 1, 1)])
+@pytest.mark.parametrize(("std", "sensitivity", "draws"), [(-1, 1, 1), (1, 0, 1), (1, 1, 0), (float("nan"), 1, 1)])
 def test_sizes_that_make_no_sense(std: float, sensitivity: float, draws: int) -> None:
     with pytest.raises(ValueError, match="expected noise"):
         Gaussian(std, sensitivity, draws=draws, covers="")
+
+
+def test_a_mechanism_covers_one_release() -> None:
+    mechanism = Gaussian(1.0, 1.0, covers="")
+    mechanism.apply(torch.zeros(2), stream())
+    with pytest.raises(ValueError, match="covers one release"):
+        mechanism.apply(torch.zeros(2), stream())
 
 
 def test_only_tensors_take_noise() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from fedrpc.privacy.accountant import epsilons
 from fedrpc.privacy.ledger import releases
-from fedrpc.privacy.mechanisms import ADD_REMOVE, REPLACE_ONE, Guarantee
+from fedrpc.privacy.mechanisms import REPLACE_ONE, ZERO_OUT, Guarantee
 from fedrpc.privacy.summary import summarise
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.v1 import coordinator_pb2 as pb
@@ -58,14 +58,14 @@ def test_what_is_public_costs_nothing_and_uncovers_nothing() -> None:
 
 
 def test_different_neighbours_are_not_added_up() -> None:
-    found = summarise([row(steps=1), row(kind="moments", steps=1, adjacency=ADD_REMOVE)], DELTA)
+    found = summarise([row(steps=1), row(kind="moments", steps=1, adjacency=ZERO_OUT)], DELTA)
     assert found["epsilon"] is None
-    assert "releases under add-remove and replace-one neighbours are not added up" in found["reason"]
+    assert "releases under replace-one and zero-out, sizes public neighbours are not added up" in found["reason"]
     assert found["releases"]["weights"]["epsilon"] == pytest.approx(cost(1))
 
 
 def test_parts_that_share_a_guarantee_are_charged_once() -> None:
-    promise = Guarantee("dp-sgd", {}, "record-level, all", ((2.0, 1.0, 3),), ADD_REMOVE)
+    promise = Guarantee("dp-sgd", {}, "record-level, all", ((2.0, 1.0, 3),), ZERO_OUT)
     kinds = {"weights": Kind.WEIGHTS, "head": Kind.WEIGHTS, "moments": Kind.MOMENTS}
     parts = [pb.Part(name=name, kind=pb.Kind.ValueType(kind)) for name, kind in kinds.items()]
     found = releases(parts, dict.fromkeys(kinds, promise), {"client": 0})
