@@ -151,9 +151,11 @@ class Servicer:
             said = pb.Frame(idle=got) if isinstance(got, pb.Idle) else pb.Frame(cancel=got)
             frame = said.SerializeToString()
             self._book_session("down", session.client, len(frame))
-            await self._write(context, frame)
             if said.idle.finished:
-                self._roster.close(session)  # its id is free, should another pod come for it
+                # Its id is free, should another pod come for it. Not after the write: a client that has read this frame
+                # hangs up, which can cancel us there.
+                self._roster.close(session)
+            await self._write(context, frame)
         except FedrpcError as error:
             await _abort(context, error)
 

@@ -133,6 +133,7 @@ class Mailbox:
         self._busy: dict[int, Task] = {}  # leases, by client
         self._ended: dict[str, None] = {}  # accepted lately: a second submission is a duplicate, not late
         self._finished: pb.Idle | None = None
+        self._ending = False
         self.durable = 0  # durable points so far
         self._log = log.get("mailbox")
 
@@ -145,10 +146,14 @@ class Mailbox:
         self._pump()
 
     def withdraw(self, tasks: Iterable[Task], reason: str) -> None:
-        """Ends tasks that nobody waits for, and tells the clients that work on them."""
+        """Ends tasks that nobody waits for, and tells the clients that work on them; not when the server ends."""
         for task in tasks:
-            if not task.done:
+            if not task.done and not self._ending:
                 self._end(task, Missing(reason), cancel=True)
+
+    def end(self) -> None:
+        """The server ends before the run: clients may work on, for its next life asks the same again."""
+        self._ending = True
 
     def finish(self, reason: str) -> None:
         """Answers every poll from now on with the end of the run."""

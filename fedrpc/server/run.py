@@ -207,7 +207,11 @@ async def _watched(coordinator: Coordinator, mailbox: Mailbox, meter: Meter) -> 
     try:
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(_watch(mailbox, meter))
-            result = await coordinator.run()
+            try:
+                result = await coordinator.run()
+            except asyncio.CancelledError:
+                mailbox.end()  # before what the round left unfinished is put away
+                raise
             watching.cancel()
         return result
     except BaseExceptionGroup as failed:
