@@ -106,6 +106,13 @@ class DataSet:
             out.mul_(2.0).sub_(1.0)
         return out
 
+    def own_values(self, inputs: torch.Tensor, normalise: str = "standard") -> torch.Tensor:
+        """Undoes `inputs` but for `scale`: images lie in [0, 1] again, signals have their own unit."""
+        if normalise == "standard":
+            mean, std = (torch.tensor(values).view(self._channel_shape) for values in (self.mean, self.std))
+            return inputs * std + mean
+        return (inputs + 1.0) / 2.0 if normalise == "symmetric" else inputs
+
     def _check_inputs(self, x: np.ndarray, normalise: str) -> None:
         if normalise not in NORMALISE:
             raise DataError(f"unknown normalise '{normalise}'; expected one of {', '.join(NORMALISE)}")

@@ -148,12 +148,16 @@ class Round(Protocol):
         ...
 
 
-class Store(Protocol):
-    """A client's private memory: transactional, survives rounds and restarts, never leaves the client."""
+class Memory(Protocol):
+    """What a client remembers, to be read only."""
 
     def get(self, key: str, cls: type[T]) -> T | None:
         """The message last put under a key."""
         ...
+
+
+class Store(Memory, Protocol):
+    """A client's private memory: transactional, survives rounds and restarts, never leaves the client."""
 
     def put(self, key: str, message: Any) -> None:
         """Keeps a message; it counts from when this answer is complete."""
@@ -290,7 +294,7 @@ class PastClient:
     """
 
     data: ClientData
-    store: Store
+    store: Memory
     setup_rng: Callable[[str], np.random.Generator]
 
 
