@@ -60,9 +60,9 @@ class Request:
     folder: Path
     data_dir: Path | None = None
     state_dir: Path | None = None
-    aux: int = 2500
+    aux: int = 4000
     samples: int = 256
-    epochs: int = 10
+    epochs: int = 6
     seed: int = 0
     device: str = "auto"
     quick: bool = False

@@ -42,7 +42,7 @@ def shared_in_words(document: Mapping[str, Any]) -> str:
     return (
         f"Shared: {counted(part['items'], 'item')} ({part['what']}; {shape} {part['dtype']}{made_of}). Traced to their "
         f"originals: {part['traced']:,}, not: {lost:,}{why}. Judged: {document['reconstruction']['judged']:,}. "
-        f"The attacker's own data: {aux['train']:,} training examples that nobody shared and {aux['test']:,} of the test "
+        f"The attacker's own data: {aux['train']:,} training examples that nobody shared, {aux['test']:,} of the test "
         "set."
     )
 

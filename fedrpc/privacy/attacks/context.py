@@ -75,8 +75,15 @@ class Items:
         return Items(self.items[start : start + count], self.marked[start : start + count])
 
     def shuffled(self, rng: np.random.Generator) -> Items:
-        """The same items with other items' marks: nothing can be learned from them."""
-        return Items(self.items, self.marked[torch.from_numpy(rng.permutation(len(self)))])
+        """The same items with marks that say nothing: as many of those with a mark as of those without are called marked.
+
+        A plain shuffle leaves a chance correlation, which a network that sees the mark well would pick up.
+        """
+        said = torch.empty_like(self.marked)
+        for mark in (0, 1):
+            rows = torch.nonzero(self.marked == mark)[:, 0]
+            said[rows[torch.from_numpy(rng.permutation(len(rows)))]] = torch.arange(len(rows)) % 2
+        return Items(self.items, said)
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,9 @@ def accuracy(learned: Items, heldout: Items, *, epochs: int, rng: np.random.Gene
     """Percent of held-out items told right by a network that learned on others."""
     with torch.random.fork_rng(devices=[]):
         seed_torch(rng)
-        net = nn.Sequential(Standardised(learned.items), detector(tuple(learned.items.shape[1:]))).to(device)
+        net = nn.Sequential(Standardised(learned.items, by_place=False), detector(tuple(learned.items.shape[1:]))).to(
+            device
+        )
     steps = max(LEAST_STEPS, epochs * math.ceil(len(learned) / BATCH))
     optimizer = torch.optim.Adam(net.parameters(), lr=RATE, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)

@@ -25,19 +25,22 @@ _MODES = {1: "linear", 2: "bilinear"}
 
 
 class Standardised(nn.Module):
-    """Takes items to zero mean and unit deviation, channel by channel, as those that the attacker learns on have them.
+    """Takes items to zero mean and unit deviation, as those that the attacker learns on have them.
 
     Args:
         items: These ones, in any float type.
+        by_place: Whether every place of a map has a mean of its own, or a channel one for all its places; the deviation
+            is always a channel's.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, items: Tensor) -> None:
+    def __init__(self, items: Tensor, *, by_place: bool) -> None:
         super().__init__()
         axes = (0, *range(2, items.dim()))
-        std, mean = torch.std_mean(items.float(), dim=axes, keepdim=True)
+        mean = items.float().mean(dim=0 if by_place else axes, keepdim=True)
+        std = (items.float() - mean).square().mean(dim=axes, keepdim=True).sqrt()
         self.register_buffer("mean", mean)
         self.register_buffer("std", torch.where(std > 1e-6, std, torch.ones_like(std)))  # dead channels stay
 

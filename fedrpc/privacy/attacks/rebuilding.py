@@ -161,7 +161,7 @@ def _told_again(row: Row, tell: Tell) -> Row:
 def _guess(learned: Pairs, hidden: Pairs, scale: Scale) -> Row:
     guess = reconstruction.best_guess(learned)
     judged = reconstruction.judge_inputs(guess.expand(len(hidden), *guess.shape), hidden, scale)
-    return _row("best guess without looking", "none", judged, float(judged.mse.mean()))
+    return _row("guess without looking", "none", judged, float(judged.mse.mean()))
 
 
 def _row(what: str, decoder: str, judged: Judged, reference: float) -> Row:

@@ -24,7 +24,7 @@ from fedrpc.privacy.attacks.decoders import Shape, Standardised
 from fedrpc.privacy.attacks.evidence import batches
 from fedrpc.seeds import seed_torch
 
-BATCH, RATE = 32, 3e-3
+BATCH, RATE = 16, 5e-3
 PATIENCE, PROGRESS = 3, 0.995  # it gives up after so many epochs in which the error falls by less than this factor
 DONE = 1e-4  # of the spread squared; there is nothing left to learn
 _LOOKS = 10  # of the search for the best guess; one is enough where an item has one input
@@ -135,7 +135,8 @@ def train(
     with torch.random.fork_rng(devices=[]):
         seed_torch(rng)
         decoder = make(tuple(pairs.items.shape[1:]), tuple(pairs.inputs.shape[1:]))
-    decoder = nn.Sequential(Standardised(pairs.items), decoder).to(device)
+    # Both ends are differences to a mean of each place, so that a decoder need not know where it is.
+    decoder = nn.Sequential(Standardised(pairs.items, by_place=True), decoder).to(device)
     attacker = Attacker(decoder, guess, spread, device)
     order = torch.from_numpy(rng.permutation(len(pairs)))
     kept, learned = order[: max(1, len(order) // 10)], order[max(1, len(order) // 10) :]
