@@ -60,7 +60,7 @@ def _reconstruction(document: Mapping[str, Any]) -> Table:
     made = Table(title="Reconstruction", title_justify="left", header_style="bold")
     made.add_column("decoder sees")
     made.add_column("decoder")
-    for name in ("MSE", "variance left", "expected", "SSIM"):
+    for name in ("MSE", "variance\nleft", "expected", "SSIM"):
         made.add_column(name, justify="right")
     part = document["reconstruction"]
     for row in [*part["rows"], part["guess"]]:
@@ -83,7 +83,7 @@ def _context(document: Mapping[str, Any]) -> Table:
     made.add_row(SHARED, *(f"{value:.1f}" for value in part["shared"]), "", style="bold")
     made.add_row(f"control: {RAW}", *(f"{value:.1f}" for value in part["raw"]), "100")
     blank = [""] * (len(part["sizes"]) - 1)
-    made.add_row("control: shuffled marks", *blank, f"{part['shuffled']:.1f}", "50")
+    made.add_row("control: shuffled", *blank, f"{part['shuffled']:.1f}", "50")
     return made
 
 

@@ -27,7 +27,7 @@ _CSS = """
 WHAT = {
     SHARED: "what the run has shared",
     RAW: "control: the input itself stands for the item, so it must come back",
-    NOISE: "control: there is nothing in it, so it must come to the guess",
+    NOISE: "control: there is nothing in it, so it must come to the blind guess",
     UNTRAINED: "control: the same network with its initial weights, for comparison",
 }
 
@@ -50,7 +50,7 @@ def shared_in_words(document: Mapping[str, Any]) -> str:
 def figures_of(row: Mapping[str, Any]) -> tuple[str, str, str]:
     """A row's error, its share of the guess's, and its similarity."""
     alike = "-" if row["ssim"] is None else f"{row['ssim']:.3f}"
-    return f"{row['mse']:.4g}", f"{100 * row['unexplained']:.1f} %", alike
+    return f"{row['mse']:.3g}", f"{100 * row['unexplained']:.1f} %", alike
 
 
 def page(document: Mapping[str, Any], rebuilt: Rebuilt) -> str:
@@ -82,7 +82,7 @@ def _tiles(document: Mapping[str, Any]) -> list[Tile]:
     best = min(rows, key=lambda row: float(row["mse"]))
     guess, part, shared = document["reconstruction"]["guess"], document["context"], document["shared"]
     alike = "" if best["ssim"] is None else f", SSIM {best['ssim']:.3f} against the guess's {guess['ssim']:.3f}"
-    note = f"{best['decoder']} decoder: MSE {best['mse']:.4g} against {guess['mse']:.4g} of the best guess{alike}"
+    note = f"{best['decoder']} decoder: MSE {best['mse']:.3g} against {guess['mse']:.3g} of a blind guess{alike}"
     left = Tile("variance left after reconstruction", f"{100 * best['unexplained']:.1f} %", note, _mood(best))
     needed = part["enough_for_90"]["shared"]
     most = f"{part['shared'][-1]:.1f} % from {part['sizes'][-1]:,} items; raw inputs: {part['raw'][-1]:.1f} %"
@@ -90,7 +90,8 @@ def _tiles(document: Mapping[str, Any]) -> list[Tile]:
     labels = shared["labels"]
     clear = Tile("labels", "in clear" if labels else "none", f"{labels or 'nothing'} beside the items")
     failed = document["failed_controls"]
-    held = Tile("controls", "failed" if failed else "hold", "; ".join(failed), "bad" if failed else "good")
+    good = "raw inputs come back, noise gives nothing away, a shuffled mark is not seen"
+    held = Tile("controls", "failed" if failed else "hold", "; ".join(failed) or good, "bad" if failed else "good")
     return [left, mark, clear, held]
 
 
@@ -109,7 +110,7 @@ def _reconstruction(document: Mapping[str, Any], rebuilt: Rebuilt) -> str:
     about = (
         "The attacker has the final model and examples of its own. It trains decoders from items back to inputs on "
         "these, then applies them to what the run has shared. Errors are in the data's own range; the variance left is "
-        "the error over that of the best guess without looking at the item."
+        "the error over that of a blind guess: the mean input, without looking at the item."
     )
     part = document["reconstruction"]
     rows = [
@@ -172,11 +173,10 @@ def _context(document: Mapping[str, Any]) -> str:
     )
     part = document["context"]
     sizes = part["sizes"]
-    low, high = min(sizes) * 0.9, max(sizes) * 1.1
-    x = Axis(low, high, sizes, "items learned from", log=True)
-    seen = [*part["shared"], *part["raw"], part["shuffled"], 50.0, 100.0]
+    x = Axis(min(sizes) * 0.9, max(sizes) * 1.1, sizes, "items learned from", log=True)
+    seen = [*part["shared"], *part["raw"], part["shuffled"], 40.0, 100.0]
     y = Axis.over(seen, "held-out items told right", percent)
-    plot = Plot(x, y, "context detection", width=WIDE, height=300)
+    plot = Plot(x, y, "context detection", width=WIDE, height=300, left=62)
     plot.level(50.0, "chance")
     for name, style in (("raw", "l7"), ("shared", "l3")):
         points = list(zip(sizes, part[name], strict=True))

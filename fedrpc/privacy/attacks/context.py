@@ -22,7 +22,7 @@ from fedrpc.privacy.attacks.evidence import RAW, SHARED, Effort, Evidence, Show,
 from fedrpc.seeds import seed_torch
 
 BATCH, RATE = 32, 2e-3
-LEAST_STEPS = 150
+LEAST_STEPS = 25  # for each epoch, also with few items
 MOST_HELDOUT = 1000
 REPEATED, REPEATS = 100, 3  # with so few items to learn from, the mean of several draws counts
 
@@ -75,7 +75,7 @@ class Items:
         return Items(self.items[start : start + count], self.marked[start : start + count])
 
     def shuffled(self, rng: np.random.Generator) -> Items:
-        """The same items with marks that say nothing: as many of those with a mark as of those without are called marked.
+        """The same items with marks that say nothing: half of those with a mark, and half of those without, have it.
 
         A plain shuffle leaves a chance correlation, which a network that sees the mark well would pick up.
         """
@@ -119,7 +119,7 @@ def accuracy(learned: Items, heldout: Items, *, epochs: int, rng: np.random.Gene
         net = nn.Sequential(Standardised(learned.items, by_place=False), detector(tuple(learned.items.shape[1:]))).to(
             device
         )
-    steps = max(LEAST_STEPS, epochs * math.ceil(len(learned) / BATCH))
+    steps = epochs * max(LEAST_STEPS, math.ceil(len(learned) / BATCH))
     optimizer = torch.optim.Adam(net.parameters(), lr=RATE, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for rows in batches(drawn_groups(steps * BATCH, len(learned), 1, rng)[:, 0], BATCH):

@@ -15,7 +15,7 @@ Show = Callable[[Tensor], Tensor]  # groups of inputs, (n, group_size, *shape), 
 Tell = Callable[[str], None]  # hears what is being done
 
 # The kinds of items that are attacked: what was shared, and the controls.
-SHARED, RAW, NOISE, UNTRAINED = "shared items", "raw inputs", "noise", "untrained network"
+SHARED, RAW, NOISE, UNTRAINED = "shared items", "raw inputs", "noise", "untrained"
 SIZES = (10, 30, 100, 300, 1000, 3000)  # how many items a detector learns from
 LEAST_AUX = 60  # auxiliary inputs without which there is no study
 _SHOWN_AT_A_TIME = 256

@@ -32,7 +32,7 @@ from fedrpc.privacy.attacks.reconstruction import Judged, Pairs, Scale
 
 DECODERS = {"linear": linear_decoder, "non-linear": residual_decoder}
 NUM_STEPS = 4 * len(DECODERS)  # that are told of
-SHOWN = 8  # items in the picture
+SHOWN = 9  # items in the picture
 SAME = "as shared: no network in it"
 _PROBED = 32  # inputs behind the question which channels are visible
 
@@ -108,7 +108,7 @@ def rebuild(evidence: Evidence, effort: Effort, tell: Tell = lambda _: None) -> 
 
 
 def visible_channels(show: Show, inputs: Tensor, group_size: int) -> tuple[int, ...]:
-    """The channels that reach the items: values of another input in them change something."""
+    """The channels that reach the items: values of another input in them change something. All, where none does."""
     if inputs.dim() < 3:
         return (0,)
 
@@ -122,7 +122,8 @@ def visible_channels(show: Show, inputs: Tensor, group_size: int) -> tuple[int, 
         other[:, channel] = inputs[:, channel].roll(1, dims=0)
         return not torch.equal(items(other), plain)
 
-    return tuple(channel for channel in range(inputs.shape[1]) if reaches(channel))
+    every = tuple(range(inputs.shape[1]))
+    return tuple(filter(reaches, every)) or every
 
 
 def _attacked(
@@ -161,7 +162,7 @@ def _told_again(row: Row, tell: Tell) -> Row:
 def _guess(learned: Pairs, hidden: Pairs, scale: Scale) -> Row:
     guess = reconstruction.best_guess(learned)
     judged = reconstruction.judge_inputs(guess.expand(len(hidden), *guess.shape), hidden, scale)
-    return _row("guess without looking", "none", judged, float(judged.mse.mean()))
+    return _row("blind guess", "none", judged, float(judged.mse.mean()))
 
 
 def _row(what: str, decoder: str, judged: Judged, reference: float) -> Row:

@@ -67,9 +67,10 @@ def verdict(findings: Findings, labels: str) -> str:
     best, detected = findings.rebuilt.best(SHARED), findings.detected
     degree = next((words for limit, words in _DEGREES if best.unexplained <= limit), "Next to nothing was rebuilt")
     needed = enough_for(MOST_SURE, detected.sizes, detected.shared)
-    seen = f"a mark is seen in {MOST_SURE:.0f} % once {needed:,} items were learned from"
     if needed is None:
         seen = f"a mark is seen in {detected.shared[-1]:.0f} % after {detected.sizes[-1]:,} items"
+    else:
+        seen = f"a mark is seen in {MOST_SURE:.0f} % once {needed:,} items were learned from"
     left = f"{100 * best.unexplained:.3g} % of the variance is left"
     return f"{degree} ({left}); {seen}. {labels} {CAUTION}"
 
