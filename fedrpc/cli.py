@@ -202,7 +202,7 @@ def attack(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a finished run.")],
     aux: Annotated[int, typer.Option(min=1, help="How many examples of its own the attacker has.")] = 4000,
     samples: Annotated[int, typer.Option(min=1, help="Rebuild and judge so many shared items at most.")] = 256,
-    epochs: Annotated[int, typer.Option(min=1, help="How long the attackers' networks learn.")] = 6,
+    epochs: Annotated[int, typer.Option(min=1, help="How long the attackers' networks learn.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same figures.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="A first look, with less data and fewer epochs.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; as the run's clients had.")] = "auto",

@@ -62,7 +62,7 @@ class Request:
     state_dir: Path | None = None
     aux: int = 4000
     samples: int = 256
-    epochs: int = 6
+    epochs: int = 5
     seed: int = 0
     device: str = "auto"
     quick: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedrpc.report.attack_picture import ends, is_image, lines, pixels
 from fedrpc.report.markup import Figure, Tile, card, facts, section, table
 from fedrpc.report.plots_learning import percent
 from fedrpc.report.style import CSS
-from fedrpc.report.svg import WIDE, Axis, Plot, png_of
+from fedrpc.report.svg import WIDE, Axis, Plot, png_of, whole_ticks
 from fedrpc.report.words import counted
 
 _CSS = """
@@ -22,8 +22,9 @@ _CSS = """
 .faces{display:grid;gap:10px 14px;grid-template-columns:repeat(auto-fill,minmax(330px,1fr))}
 .face{display:grid;grid-template-columns:repeat(3,1fr);gap:6px;font-size:12px;color:var(--soft);text-align:center}
 .face img{width:100%;aspect-ratio:1;image-rendering:pixelated;border-radius:4px;display:block}
-.face.signal{grid-column:1/-1}
+.face.signal{gap:14px;margin-bottom:8px}
 """
+MAX_SIGNALS = 6  # on the page; the picture has more
 WHAT = {
     SHARED: "what the run has shared",
     RAW: "control: the input itself stands for the item, so it must come back",
@@ -121,8 +122,8 @@ def _reconstruction(document: Mapping[str, Any], rebuilt: Rebuilt) -> str:
     members = document["shared"]["inputs_per_item"]
     caption = f"An item is made of {members} inputs: the one that is nearest counts." if members > 1 else ""
     image = is_image(tuple(rebuilt.shown["original"].shape[1:]))
-    looks = [_images(rebuilt)] if image else _signals(rebuilt)
-    return section("Reconstruction", about, [*looks, card("Decoders and controls", made, caption)])
+    looks = _images(rebuilt) if image else _signals(rebuilt)
+    return section("Reconstruction", about, [looks, card("Decoders and controls", made, caption)])
 
 
 def _images(rebuilt: Rebuilt) -> str:
@@ -132,8 +133,7 @@ def _images(rebuilt: Rebuilt) -> str:
     def cell(name: str, row: int) -> str:
         rgb = pixels(rebuilt.shown[name][row], low, high)
         opaque = np.concatenate([rgb, np.full((*rgb.shape[:2], 1), 255, np.uint8)], axis=2)
-        error = f"<br>MSE {rebuilt.shown_mse[name][row]:.3g}" if name in rebuilt.shown_mse else "<br>&nbsp;"
-        return f'<div><img alt="{escape(name)}" src="{png_of(opaque)}">{escape(name)}{error}</div>'
+        return f'<div><img alt="{escape(name)}" src="{png_of(opaque)}">{escape(name)}{_error(rebuilt, name, row)}</div>'
 
     faces = "".join(
         f'<div class="face">{"".join(cell(name, row) for name in rebuilt.shown)}</div>' for row in range(count)
@@ -141,26 +141,30 @@ def _images(rebuilt: Rebuilt) -> str:
     return card("Originals and what was rebuilt", f'<div class="faces">{faces}</div>')
 
 
-def _signals(rebuilt: Rebuilt) -> Sequence[str]:
-    """One figure an item: the original and each decoder's, first channel above the second and so on."""
-    styles = dict(zip(rebuilt.shown, ("ink", "l1", "l0"), strict=True))
-    fills = {"ink": "ink", "l1": "f1", "l0": "f0"}
-    legend = [(fills[style], name) for name, style in styles.items()]
-    return [
-        Figure(f"Item {row + 1}, channel {channel + 1}", _signal(rebuilt, styles, row, channel), legend=legend).html()
-        for row in range(min(2, len(rebuilt.shown["original"])))
-        for channel in range(len(lines(rebuilt.shown["original"][row])))
-    ]
+def _signals(rebuilt: Rebuilt) -> str:
+    """An item a row: the original, then each decoder's, with one line a channel."""
+    count = min(MAX_SIGNALS, len(rebuilt.shown["original"]))
+    rows = "".join(f'<div class="face signal">{_signal(rebuilt, row)}</div>' for row in range(count))
+    drawn = len(lines(rebuilt.shown["original"][0]))
+    legend = [(f"f{place}", f"channel {channel + 1}") for place, channel in enumerate(rebuilt.channels[:drawn])]
+    return Figure("Originals and what was rebuilt", rows, "", legend, wide=True).html()
 
 
-def _signal(rebuilt: Rebuilt, styles: Mapping[str, str], row: int, channel: int) -> str:
-    values = {name: lines(rebuilt.shown[name][row])[channel].tolist() for name in styles}
-    everything = [value for line in values.values() for value in line]
-    x = Axis.over([0, len(values["original"]) - 1], "time step", zero=True)
-    plot = Plot(x, Axis.over(everything, ""), f"original and rebuilt signal, channel {channel + 1}", height=200)
-    for name, style in styles.items():
-        plot.line(list(enumerate(values[name])), f"{style} thin")
-    return plot.svg()
+def _signal(rebuilt: Rebuilt, row: int) -> str:
+    values = {name: lines(samples[row]) for name, samples in rebuilt.shown.items()}
+    y = Axis.over([float(end) for drawn in values.values() for end in (drawn.min(), drawn.max())], "")
+    last = values["original"].shape[1] - 1
+    cells = []
+    for name, drawn in values.items():
+        plot = Plot(Axis(0, last, whole_ticks(0, last, 5)), y, f"{name} signal", width=372, height=150, bottom=20)
+        for place, line in enumerate(drawn.tolist()):
+            plot.line(list(enumerate(line)), f"l{place} thin")
+        cells.append(f"<div>{plot.svg()}{escape(name)}{_error(rebuilt, name, row)}</div>")
+    return "".join(cells)
+
+
+def _error(rebuilt: Rebuilt, name: str, row: int) -> str:
+    return f"<br>MSE {rebuilt.shown_mse[name][row]:.3g}" if name in rebuilt.shown_mse else "<br>&nbsp;"
 
 
 # Context

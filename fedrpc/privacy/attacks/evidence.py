@@ -55,7 +55,7 @@ class Evidence:
 class Effort:
     """How hard the attacker tries."""
 
-    epochs: int = 6
+    epochs: int = 5
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     sizes: Sequence[int] = SIZES
