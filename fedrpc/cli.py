@@ -244,6 +244,31 @@ def synthetic(
 
 
 @app.command()
+def attack(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a finished run.")],
+    aux: Annotated[int, typer.Option(min=1, help="How many examples of its own the attacker has.")] = 4000,
+    samples: Annotated[int, typer.Option(min=1, help="Rebuild and judge so many shared items at most.")] = 256,
+    epochs: Annotated[int, typer.Option(min=1, help="How long the attackers' networks learn.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same figures.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="A first look, with less data and fewer epochs.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; as the run's clients had.")] = "auto",
+    data_dir: DataDir = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Where clients that were started by hand kept their stores.")
+    ] = None,
+) -> None:
+    """Attack what a finished run has shared of clients' data: rebuild inputs from it, and find a mark in it.
+
+    Every figure stands beside its controls; tables, pictures and a page are written into the run directory.
+
+    An attack that fails is evidence, not a guarantee.
+    """
+    from fedrpc.launch.attack import Request, attack_local
+
+    attack_local(Request(folder, data_dir, state_dir, aux, samples, epochs, seed, device, quick), console)
+
+
+@app.command()
 def certs(
     out: Annotated[Path, typer.Argument(help="Where the certificates go.")],
     host: Annotated[list[str], typer.Option(help="A name or address that clients reach the server by.")],

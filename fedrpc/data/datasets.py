@@ -115,6 +115,13 @@ class DataSet:
         low, high = values.reshape(2, *self._channel_shape[1:])
         return low, high
 
+    def own_values(self, inputs: torch.Tensor, normalise: str = "standard") -> torch.Tensor:
+        """Undoes `inputs` but for `scale`: images lie in [0, 1] again, signals have their own unit."""
+        if normalise == "standard":
+            mean, std = (torch.tensor(values).view(self._channel_shape) for values in (self.mean, self.std))
+            return inputs * std + mean
+        return (inputs + 1.0) / 2.0 if normalise == "symmetric" else inputs
+
     def _check_inputs(self, x: np.ndarray, normalise: str) -> None:
         if normalise not in NORMALISE:
             raise DataError(f"unknown normalise '{normalise}'; expected one of {', '.join(NORMALISE)}")

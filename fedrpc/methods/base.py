@@ -154,12 +154,16 @@ class Round(Protocol):
         ...
 
 
-class Store(Protocol):
-    """A client's private memory: transactional, survives rounds and restarts, never leaves the client."""
+class Memory(Protocol):
+    """What a client remembers, to be read only."""
 
     def get(self, key: str, cls: type[T]) -> T | None:
         """The message last put under a key."""
         ...
+
+
+class Store(Memory, Protocol):
+    """A client's private memory: transactional, survives rounds and restarts, never leaves the client."""
 
     def put(self, key: str, message: Any) -> None:
         """Keeps a message; it counts from when this answer is complete."""
@@ -306,6 +310,49 @@ class Cost:
         return self
 
 
+@dataclass(frozen=True)
+class PastClient:
+    """One client of a finished run, as a simulator finds it again; an attacker has none of it.
+
+    Args:
+        store: What the client remembers; empty when its store is not here.
+        setup_rng: The streams that it had in set-up, by purpose.
+    """
+
+    data: ClientData
+    store: Memory
+    setup_rng: Callable[[str], np.random.Generator]
+
+
+@dataclass(frozen=True)
+class SharedItems:
+    """What a run has shared of clients' data, item by item.
+
+    Args:
+        items: One a row, as they travelled; who gave them need not be known.
+        labels: The class of each item, or its label distribution; None when none travelled.
+    """
+
+    items: Tensor
+    labels: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class View:
+    """How a method makes items of clients' inputs.
+
+    Args:
+        show: Turns groups of normalised inputs, (n, group_size, *shape), into n items as they travel.
+        sources: Positions of the training examples behind the items that a client gave, one row of `group_size` each,
+            in the order in which it showed them; there may be more than it gave.
+        group_size: Inputs behind one item.
+    """
+
+    show: Callable[[Tensor], Tensor]
+    sources: Callable[[PastClient], np.ndarray]
+    group_size: int = 1
+
+
 def on(phase: Phase[Down, Up]) -> Callable[[Callable[[Any, Any, Down], Up]], Callable[[Any, Any, Down], Up]]:
     """Marks the method that answers a phase on the client."""
 
@@ -377,6 +424,17 @@ class Method(Generic[State]):
     def cost(self, shapes: Shapes) -> Cost:
         """Tensor bytes by kind and direction, in closed form, for the whole run."""
         raise NotImplementedError
+
+    def shared(self, state: State, clients: Sequence[PastClient]) -> SharedItems | None:
+        """Optional: what a finished run has shared of clients' data, for the attacks of `fedrpc attack`.
+
+        It is read where it lies, in the server's last state or in clients' stores; None when there is nothing.
+        """
+        return None
+
+    def view(self, env: Env, weights: Tensors, device: torch.device) -> View | None:
+        """Optional, together with `shared`: how inputs become shared items under a model that everybody knows."""
+        return None
 
     @classmethod
     def overrides(cls, stage: str) -> bool:

@@ -12,6 +12,7 @@ Departs from the paper:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +23,32 @@ from pydantic import ByteSize, Field
 from torch import Tensor, nn
 
 from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, Cost, Env, Phase, Round, Shapes, on, register
+from fedrpc.methods.base import (
+    ClientContext,
+    Cost,
+    Env,
+    PastClient,
+    Phase,
+    Round,
+    Shapes,
+    SharedItems,
+    View,
+    on,
+    register,
+)
 from fedrpc.methods.blocks.mixup import one_hot, soft_cross_entropy
-from fedrpc.methods.blocks.pool import POOL, Layout, Nothing, collect, grouped, hand_out, mean_inputs, num_groups
+from fedrpc.methods.blocks.pool import (
+    POOL,
+    Layout,
+    Nothing,
+    collect,
+    found_again,
+    grouped,
+    hand_out,
+    mean_inputs,
+    num_groups,
+    view_of_means,
+)
 from fedrpc.methods.blocks.train import optimizer_of
 from fedrpc.methods.fedavg import FedAvg, Global, Update
 from fedrpc.models import staged
@@ -228,6 +252,15 @@ class FedBR(FedAvg):
         if kept is not None:
             load(projector, kept.weights)
         return projector
+
+    def shared(self, state: Global, clients: Sequence[PastClient]) -> SharedItems | None:
+        """The pool, as any client keeps it; what the server did not keep is nowhere."""
+        pools = found_again(clients, Pseudo)
+        return SharedItems(pools[0].x) if pools else None
+
+    def view(self, env: Env, weights: Tensors, device: torch.device) -> View:
+        """Means of groups; there is nothing of a model in them."""
+        return view_of_means(env.params.mean_size, part_of(env))
 
     def cost(self, shapes: Shapes) -> Cost:
         """FedAvg's, and once some means up from every client and the pool down to every client."""

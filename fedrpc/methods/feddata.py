@@ -10,21 +10,35 @@ Departs from the paper:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from pydantic import ByteSize, Field
 from torch import Tensor
 
 from fedrpc.data.examples import Examples
 from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, Cost, Env, Phase, Round, Shapes, on, register
-from fedrpc.methods.blocks.pool import POOL, Layout, Nothing, check_labels, collect, hand_out, share
+from fedrpc.methods.base import (
+    ClientContext,
+    Cost,
+    Env,
+    PastClient,
+    Phase,
+    Round,
+    Shapes,
+    SharedItems,
+    View,
+    on,
+    register,
+)
+from fedrpc.methods.blocks.pool import POOL, Layout, Nothing, check_labels, collect, found_again, hand_out, share
 from fedrpc.methods.fedavg import FedAvg, Global, Update
 from fedrpc.models.state import load, tensors
 from fedrpc.wire.kinds import Kind
-from fedrpc.wire.message import part
+from fedrpc.wire.message import Tensors, part
 
 _LEVELS = 255
 _SENT = "sent"  # a client's own items, until it has the pool
@@ -122,7 +136,7 @@ class FedData(FedAvg):
     def give(self, ctx: ClientContext, msg: Nothing) -> Samples:
         """A random part of the client's examples, with labels."""
         data = ctx.data.train
-        x, y = data.batch(ctx.rng("share").permutation(len(data))[: share(ctx.params.alpha, len(data))])
+        x, y = data.batch(_drawn(len(data), ctx.params.alpha, ctx.rng("share")))
         own = packed(x, y) if ctx.params.transport == "uint8" else Samples(x, y)
         ctx.store.put(_SENT, own)
         return own
@@ -146,6 +160,32 @@ class FedData(FedAvg):
         losses = torch.tensor(report.epoch_losses, dtype=torch.float64)
         return Update(tensors(model), len(ctx.data.train), losses)
 
+    def shared(self, state: Global, clients: Sequence[PastClient]) -> SharedItems | None:
+        """The pool, unpacked. Every client left its own items out of what it kept, so another one's has these."""
+        pools = found_again(clients, Samples, at_most=2)
+        if not pools:
+            return None
+        if len(pools) > 1:
+            pools[1] = without(pools[1], pools[0])
+        return SharedItems(
+            torch.cat([unpacked(pool.x, pool.bounds) for pool in pools]), torch.cat([pool.y for pool in pools])
+        )
+
+    def view(self, env: Env, weights: Tensors, device: torch.device) -> View:
+        """Inputs as they are, or as bytes leave them."""
+
+        def show(groups: Tensor) -> Tensor:
+            x = groups[:, 0]
+            if env.params.transport == "float32":
+                return x
+            sent = packed(x, torch.zeros(len(x)))
+            return unpacked(sent.x, sent.bounds)
+
+        def sources(client: PastClient) -> np.ndarray:
+            return _drawn(len(client.data.train), env.params.alpha, client.setup_rng("share"))[:, None]
+
+        return View(show, sources)
+
     def cost(self, shapes: Shapes) -> Cost:
         """FedAvg's, and once every client's part up and all parts down to every client."""
         env = shapes.env
@@ -156,6 +196,10 @@ class FedData(FedAvg):
             .add("up", Kind.SAMPLES, pool_bytes)
             .add("down", Kind.SAMPLES, pool_bytes * env.num_clients)
         )
+
+
+def _drawn(num_examples: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    return rng.permutation(num_examples)[: share(alpha, num_examples)]
 
 
 def _examples(pool: Samples) -> Examples:

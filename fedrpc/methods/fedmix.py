@@ -10,7 +10,7 @@ Departs from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,22 +21,37 @@ from pydantic import ByteSize, Field
 from torch import Tensor, nn
 
 from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, Cost, Env, Loss, Phase, Round, Shapes, on, register
+from fedrpc.methods.base import (
+    ClientContext,
+    Cost,
+    Env,
+    Loss,
+    PastClient,
+    Phase,
+    Round,
+    Shapes,
+    SharedItems,
+    View,
+    on,
+    register,
+)
 from fedrpc.methods.blocks.pool import (
     POOL,
     Layout,
     Nothing,
     check_distributions,
     collect,
+    found_again,
     grouped,
     hand_out,
     mean_inputs,
     mean_labels,
     num_groups,
+    view_of_means,
 )
 from fedrpc.methods.fedavg import FedAvg, Global, cross_entropy
 from fedrpc.wire.kinds import Kind
-from fedrpc.wire.message import part
+from fedrpc.wire.message import Tensors, part
 
 
 @dataclass(frozen=True)
@@ -141,6 +156,15 @@ class FedMix(FedAvg):
             return taylor_mixup(model, (x, y), pool.draw(rng, len(x), x.device), lam)
 
         return loss
+
+    def shared(self, state: Global, clients: Sequence[PastClient]) -> SharedItems | None:
+        """The pool, as any client keeps it."""
+        pools = found_again(clients, Means)
+        return SharedItems(pools[0].x, pools[0].y) if pools else None
+
+    def view(self, env: Env, weights: Tensors, device: torch.device) -> View:
+        """Means of groups; there is nothing of a model in them."""
+        return view_of_means(env.params.mean_size)
 
     def cost(self, shapes: Shapes) -> Cost:
         """FedAvg's, and once every client's means up and all means down to every client."""

@@ -43,10 +43,13 @@ from fedrpc.methods.base import (
     Env,
     Loss,
     Method,
+    PastClient,
     Phase,
     Reply,
     Round,
     Shapes,
+    SharedItems,
+    View,
     on,
     register,
 )
@@ -64,6 +67,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 _MEASURED_BYTES = 16
 _BATCH = 256  # of the extraction: bounds its memory, changes nothing else
 _SHUFFLES = 4  # behind a null value
+_CHOSEN = "chosen"  # its key in a client's store
 
 
 @dataclass(frozen=True)
@@ -353,9 +357,7 @@ class Flea(Method[Start]):
         load(model, msg.weights)
         head, _ = split(model, cut_of(model, ctx.params))
         x, y = ctx.data.train.batch(chosen)
-        with torch.no_grad():
-            parts = [head(x[start : start + _BATCH].to(ctx.device)).cpu() for start in range(0, len(x), _BATCH)]
-        activations = torch.cat(parts)
+        activations = _activations(head, x, ctx.device)
         shared = Features(_sent(activations[:count], ctx.params.transport), y[:count].long()) if count else None
         return Shared(shared, self._measure(ctx, staged(model, "flea").seen(x), activations))
 
@@ -363,12 +365,12 @@ class Flea(Method[Start]):
         """How many examples are shared, and the positions of them and of those that are measured."""
         size = len(ctx.data.train)
         count = share(ctx.params.alpha, size)
-        kept = ctx.store.get("chosen", Chosen)
+        kept = ctx.store.get(_CHOSEN, Chosen)
         if kept is None:
             measured = ctx.params.measure if ctx.params.measure <= size else 0
             order = ctx.rng("chosen").permutation(size)[: max(count, measured)]
             kept = Chosen(torch.from_numpy(order))
-            ctx.store.put("chosen", kept)
+            ctx.store.put(_CHOSEN, kept)
         return count, kept.positions.numpy()
 
     def _measure(self, ctx: ClientContext, x: Tensor, activations: Tensor) -> Measured | None:
@@ -383,6 +385,22 @@ class Flea(Method[Start]):
     def model(self, state: Start) -> Tensors:
         """The global model."""
         return state.weights
+
+    def shared(self, state: Start, clients: Sequence[PastClient]) -> SharedItems | None:
+        """The last buffer; those of earlier rounds showed the same examples through earlier models."""
+        return None if state.buffer is None else SharedItems(state.buffer.activations, state.buffer.labels)
+
+    def view(self, env: Env, weights: Tensors, device: torch.device) -> View:
+        """Activations as they travel. A client's are computed together, or rounding could tell them apart."""
+        model = env.model().eval()
+        load(model, weights)
+        head = split(model, cut_of(model, env.params))[0].to(device)
+
+        def sources(client: PastClient) -> np.ndarray:
+            kept = client.store.get(_CHOSEN, Chosen)
+            return np.empty((0, 1), dtype=np.int64) if kept is None else kept.positions.numpy()[:, None]
+
+        return View(lambda groups: _sent(_activations(head, groups[:, 0], device), env.params.transport), sources)
 
     def cost(self, shapes: Shapes) -> Cost:
         """FedAvg's, and with a buffer: the model down once more, activations and labels up, and down a round later."""
@@ -400,6 +418,12 @@ class Flea(Method[Start]):
             .add("up", Kind.ACTIVATIONS, sum(given) * each)
             .add("up", Kind.SCALARS, measured * _MEASURED_BYTES)
         )
+
+
+def _activations(head: nn.Module, x: Tensor, device: torch.device) -> Tensor:
+    with torch.no_grad():
+        parts = [head(x[start : start + _BATCH].to(device)).cpu() for start in range(0, len(x), _BATCH)]
+    return torch.cat(parts)
 
 
 def _sent(activations: Tensor, transport: str) -> Tensor:

@@ -285,6 +285,12 @@ def png(shades: np.ndarray) -> str:
     pixels = np.empty((rows, columns, 4), dtype=np.uint8)
     pixels[..., :3] = (47, 111, 208)
     pixels[..., 3] = np.clip(np.nan_to_num(shades) * 255, 0, 255).round()
+    return png_of(pixels)
+
+
+def png_of(pixels: np.ndarray) -> str:
+    """Red, green, blue and opacity, (rows, columns, 4) bytes, as a data address."""
+    rows, columns = pixels.shape[:2]
     raw = b"".join(b"\0" + row.tobytes() for row in pixels)
 
     def chunk(name: bytes, data: bytes) -> bytes:

@@ -6,7 +6,7 @@ Every tensor of a pool's message has one row for each item. Who missed the hand-
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedrpc.data.examples import Examples
 from fedrpc.errors import ConfigError, QuorumError
-from fedrpc.methods.base import Phase, Round
+from fedrpc.methods.base import PastClient, Phase, Round, View
 from fedrpc.methods.blocks.mixup import one_hot
 from fedrpc.wire.message import Tensors
 
@@ -121,6 +121,18 @@ async def hand_out(rnd: Round, phase: Phase[Items, Nothing], pool: Items) -> Non
     )
 
 
+def found_again(clients: Sequence[PastClient], cls: type[Items], at_most: int = 1) -> list[Items]:
+    """The pools that the first clients which have any kept, after the run."""
+    found: list[Items] = []
+    for client in clients:
+        if len(found) == at_most:
+            break
+        pool = client.store.get(POOL, cls)
+        if pool is not None:
+            found.append(pool)
+    return found
+
+
 def share(alpha: float, num_examples: int) -> int:
     """How many examples a client shares: alpha as it was written (0.29 of 100 is 29), rounded down."""
     return int(Fraction(repr(alpha)) * num_examples)
@@ -147,3 +159,13 @@ def mean_inputs(data: Examples, groups: np.ndarray, shape: tuple[int, ...]) -> T
 def mean_labels(data: Examples, groups: np.ndarray, num_classes: int) -> Tensor:
     """The label distribution of each group."""
     return one_hot(data.y[torch.from_numpy(groups)], num_classes).mean(dim=1)
+
+
+def view_of_means(size: int, at_most: int | None = None) -> View:
+    """How examples become means of random groups, drawn in set-up from the stream `share`."""
+
+    def sources(client: PastClient) -> np.ndarray:
+        return grouped(client.data.train, size, client.setup_rng("share"), at_most)
+
+    # One by one, as `mean_inputs` has it, so that the sums are rounded alike.
+    return View(lambda groups: torch.stack([group.mean(dim=0) for group in groups]), sources, size)

@@ -82,6 +82,24 @@ def test_inputs_of_images(images: Raw, place: Place) -> None:
     assert torch.allclose(standard.std((0, 2, 3), correction=0), torch.ones(2), atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("kind", "normalise"),
+    [
+        ("images", "standard"),
+        ("images", "unit"),
+        ("images", "symmetric"),
+        ("signals", "standard"),
+        ("signals", "unit"),
+    ],
+)
+def test_own_values_undo_the_normalisation(
+    request: pytest.FixtureRequest, place: Place, kind: str, normalise: str
+) -> None:
+    data = load("own", place(request.getfixturevalue(kind)).parent)
+    expected = torch.from_numpy(np.array(data.train.x, dtype=np.float32)) / data.scale
+    assert torch.allclose(data.own_values(data.inputs(data.train.x, normalise), normalise), expected, atol=1e-5)
+
+
 def test_inputs_are_a_copy(images: Raw, place: Place) -> None:
     data = load("own", place(images).parent)
     data.inputs(data.train.x, "unit").zero_()
