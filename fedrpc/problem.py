@@ -58,6 +58,7 @@ class Problem:
             model=self.network,
             build=lambda purpose, make: self._seeded(f"init-{purpose}", make),
             num_examples=lambda: [sum(row) for row in self.class_counts],
+            bounds=self.dataset.bounds(config.normalise),
         )
         self.method.check(self.env)
 

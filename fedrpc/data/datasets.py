@@ -106,6 +106,15 @@ class DataSet:
             out.mul_(2.0).sub_(1.0)
         return out
 
+    def bounds(self, normalise: str = "standard") -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The least and the greatest value that `inputs` can give, by channel; None for signals: they have no range."""
+        if self.train.x.dtype != np.uint8:
+            return None
+        ends = np.stack([np.full(self.shape, value, np.uint8) for value in (0, 255)])
+        values = self.inputs(ends, normalise).reshape(2, self.shape[0], -1)[:, :, 0]
+        low, high = values.reshape(2, *self._channel_shape[1:])
+        return low, high
+
     def _check_inputs(self, x: np.ndarray, normalise: str) -> None:
         if normalise not in NORMALISE:
             raise DataError(f"unknown normalise '{normalise}'; expected one of {', '.join(NORMALISE)}")

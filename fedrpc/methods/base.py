@@ -92,6 +92,7 @@ class Env:
     model: Callable[[], nn.Module]  # a fresh copy of the run's network, always with the same initial weights
     build: Callable[[str, Callable[[], nn.Module]], nn.Module]  # any other network, with initial weights by purpose
     num_examples: Callable[[], Sequence[int]]  # training examples of every client; the first call makes the split
+    bounds: tuple[Tensor, Tensor] | None  # the least and the greatest value of an input, by channel; None for signals
 
 
 class Round(Protocol):
@@ -370,6 +371,10 @@ class Method(Generic[State]):
     def cost(self, shapes: Shapes) -> Cost:
         """Tensor bytes by kind and direction, in closed form, for the whole run."""
         raise NotImplementedError
+
+    def synthetic(self, env: Env, state: State) -> tuple[Tensor, Tensor] | None:
+        """Optional: the examples that a run has made, as inputs with labels, to be looked at; None without any."""
+        return None
 
     @classmethod
     def overrides(cls, stage: str) -> bool:

@@ -108,6 +108,7 @@ class Dpms(Model):
         latent = _latent(shape, latent)
         mu = nn.Sequential(_head(shape, latent), nn.Sigmoid())
         super().__init__([*_encoder(shape), mu], nn.Linear(latent, num_classes))
+        self.shape, self.latent = tuple(shape), latent
 
     @property
     def encoder(self) -> nn.Sequential:
@@ -123,15 +124,17 @@ class Dpms(Model):
 class Vae(Dpms):
     """A `Dpms` with the head of the latent's log-variance and a decoder: Table 4.
 
-    Its tensors are those of a `Dpms`, in the same order and, from the same seed, with the same initial values, then
-    `logvar.*` and `decoder.*`.
+    Its tensors are those of the `Dpms`, which are the very same, then `logvar.*` and `decoder.*`.
+
+    Args:
+        plain: What it adds to.
     """
 
-    def __init__(self, shape: Shape, num_classes: int, latent: int | None = None) -> None:
-        latent = _latent(shape, latent)
-        super().__init__(shape, num_classes, latent)
-        self.logvar = _head(shape, latent)
-        self.decoder = Decoder(shape, latent)
+    def __init__(self, plain: Dpms) -> None:
+        Model.__init__(self, plain.stages, plain.classifier)
+        self.shape, self.latent = plain.shape, plain.latent
+        self.logvar = _head(self.shape, self.latent)
+        self.decoder = Decoder(self.shape, self.latent)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and the log-variance of the latent vector of each image."""
@@ -141,4 +144,13 @@ class Vae(Dpms):
 
 def vae_parts(shape: Shape, num_classes: int, latent: int | None = None) -> Vae:
     """The parts that FedDPMS and FedVAE train: `.encoder`, `.mu`, `.logvar`, `.classifier` and `.decoder`."""
-    return Vae(shape, num_classes, latent)
+    return Vae(Dpms(shape, num_classes, latent))
+
+
+def latent_model(module: nn.Module, purpose: str) -> Dpms:
+    """`module` as a `Dpms`, or a ConfigError that says what `purpose` needs."""
+    if isinstance(module, Dpms):
+        return module
+    raise ConfigError(
+        f"{purpose} needs a latent vector to decode, which {type(module).__name__} has not; set --model dpms"
+    )

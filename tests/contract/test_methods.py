@@ -33,7 +33,9 @@ from tests.unit.wire.messages import same
 ROUNDS = 2
 OPTIONS: dict[str, dict[str, Any]] = {
     "ccvr": {"params": {"num_virtual": 50, "epochs": 2}},
+    "feddpms": {"model": "dpms", "rounds": 4, "params": {"preliminary": 1, "alpha": 4, "tries": 3}},
     "fedgen": {"params": {"steps": 5}},
+    "fedvae": {"model": "dpms"},
 }
 ALL = [*(METHODS[name] for name in METHODS), *TOYS]
 SAID_WITHOUT = {Kind.WEIGHTS.label, Kind.SCALARS.label, Kind.ENVELOPE.label}
