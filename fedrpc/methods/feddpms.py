@@ -322,16 +322,13 @@ class FedDpms(Method[State]):
 
 async def _pretrained(state: State, rnd: Round) -> State:
     wanted = rnd.params.sends_decoder(rnd.index)
-    layout = (
-        {name: (t.dtype, t.shape) for name, t in tensors(decoder_of(rnd.env, FedDpms.name)).items()} if wanted else {}
-    )
+    layout = _layout(tensors(decoder_of(rnd.env, FedDpms.name))) if wanted else {}
 
     def check(question: Start, answer: Pretrained) -> None:
         assert fedavg.FIT.check is not None
         fedavg.FIT.check(question, answer)
-        got = {name: (t.dtype, t.shape) for name, t in (answer.decoder or {}).items()}
-        if got != layout:
-            raise ValueError(f"a decoder of {len(layout)} tensors is expected, and not what came: {list(got)[:4]}")
+        if (got := _layout(answer.decoder or {})) != layout:
+            raise ValueError(f"expected {'the' if wanted else 'no'} decoder, got {len(got)} tensors: {list(got)[:4]}")
 
     mean, decoders, losses = WeightedMean(), WeightedMean(), {}
     async for reply in rnd.ask(replace(PRETRAIN, check=check), Start(state.weights, state.decoder)):
