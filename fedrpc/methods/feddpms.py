@@ -20,7 +20,8 @@ Departs from the paper:
 - The decoder gives [0, 1], which is mapped to the range of the run's inputs.
 
 Where the paper is silent: all decoders start from the same weights; `blocks/vae.py` has the terms of the loss; the
-decoder's mean is by sample count, like the network's.
+decoder's mean is by sample count, like the network's; of classes with as many examples the lower id is named first, so
+a client that lacks more than `n` classes names the lowest of them.
 """
 
 from __future__ import annotations
