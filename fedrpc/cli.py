@@ -237,6 +237,8 @@ def synthetic(
     By class: how often the oracle sees the wanted class, beside the model's own accuracy on real test data.
 
     Writes synthetic.json and, of images, the contact sheet synthetic.png into DIR.
+
+    Of a method that made examples itself (feddpms) those are drawn instead.
     """
     from fedrpc.report.synthetic import show_synthetic
 

@@ -8,7 +8,7 @@ from fedrpc.models import harnet as _harnet
 from fedrpc.models import mobilenetv2 as _mobilenetv2
 from fedrpc.models import resnet as _resnet
 from fedrpc.models import zda as _zda
-from fedrpc.models.base import MODELS, Architecture, Builder, Model, Shape, architecture, staged
+from fedrpc.models.base import MODELS, Architecture, Builder, Model, Shape, architecture, staged, unwrapped
 from fedrpc.models.pairing import build, default_for, fitting
 from fedrpc.models.split import split
 from fedrpc.models.state import load, payload_bytes, tensors
@@ -31,4 +31,5 @@ __all__ = [
     "split",
     "staged",
     "tensors",
+    "unwrapped",
 ]

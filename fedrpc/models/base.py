@@ -90,8 +90,15 @@ def image_of(shape: Shape, least: int = 1) -> bool:
     return len(shape) == 3 and shape[0] >= 1 and min(shape[1:]) >= least
 
 
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The network itself, also where private training has put Opacus's wrapper around it, whose hooks are within."""
+    inner = getattr(module, "_module", None)
+    return inner if isinstance(inner, nn.Module) else module
+
+
 def staged(module: nn.Module, purpose: str) -> Model:
     """`module` as a `Model`, or a ConfigError that says what `purpose` needs of it."""
+    module = unwrapped(module)
     if isinstance(module, Model):
         return module
     raise ConfigError(

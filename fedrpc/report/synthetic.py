@@ -30,6 +30,7 @@ from fedrpc.methods.blocks.zero_shot import Made, ZeroShotParams, inversion, req
 from fedrpc.methods.fedavg import cross_entropy
 from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate, in_batches
 from fedrpc.problem import Problem
+from fedrpc.report.contact_sheet import show_made
 from fedrpc.report.reading import Run, read_run
 from fedrpc.seeds import derive
 
@@ -58,6 +59,9 @@ def show_synthetic(
     """
     run = read_run(folder)
     problem = Problem(build(run.config), data_dir)
+    if type(problem.method).overrides("synthetic"):
+        show_made(folder, data_dir, console)
+        return
     own = problem.params if isinstance(problem.params, ZeroShotParams) else ZeroShotParams()
     changed = {"samples_per_class": per_class} | ({"iterations": iterations} if iterations else {})
     params = ZeroShotParams(**{name: getattr(own, name) for name in ZeroShotParams.model_fields} | changed)

@@ -33,9 +33,11 @@ from tests.unit.wire.messages import same
 ROUNDS = 2
 OPTIONS: dict[str, dict[str, Any]] = {
     "ccvr": {"params": {"num_virtual": 50, "epochs": 2}},
+    "feddpms": {"model": "dpms", "rounds": 4, "params": {"preliminary": 1, "alpha": 4, "tries": 3}},
     "fedgen": {"params": {"steps": 5}},
     "fedzdac": {"params": {"t_start": 1, "samples_per_class": 2, "iterations": 3}},
     "fedzdas": {"params": {"t_start": 1, "samples_per_class": 2, "iterations": 3}},
+    "fedvae": {"model": "dpms"},
 }
 ALL = [*(METHODS[name] for name in METHODS), *TOYS]
 SAID_WITHOUT = {Kind.WEIGHTS.label, Kind.SCALARS.label, Kind.ENVELOPE.label}

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedrpc.errors import ConfigError, UnknownName
-from fedrpc.models import MODELS, Model, build, default_for, payload_bytes, split, staged, tensors
+from fedrpc.models import MODELS, Model, build, default_for, payload_bytes, split, staged, tensors, unwrapped
 
 # name, shape, classes, options, parameters, floats in BatchNorm's running statistics, BatchNorm layers
 COUNTS = [
@@ -272,3 +272,15 @@ def test_a_model_says_which_part_of_an_input_it_sees():
     assert seen.numel() == 4 * 3 * 128
     assert torch.equal(model(seen), model(x))
     assert build("zda-mnist", (1, 28, 28), 10).seen(x) is x
+
+
+def test_a_network_that_private_training_has_wrapped_is_still_one():
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self._module = module
+
+    inner = build("zda-mnist", (1, 28, 28), 10)
+    assert staged(Wrapper(inner), "this") is inner
+    assert staged(inner, "this") is inner
+    assert unwrapped(nn.Flatten()).__class__ is nn.Flatten

@@ -7,7 +7,7 @@ import torch
 
 from fedrpc.errors import ConfigError
 from fedrpc.models import build, tensors
-from fedrpc.models.dpms import Decoder, Vae, vae_parts
+from fedrpc.models.dpms import Decoder, Dpms, Vae, latent_model, vae_parts
 
 
 def count(module: torch.nn.Module) -> int:
@@ -63,6 +63,22 @@ def test_its_tensors_begin_with_the_plain_models():
     assert list(vae)[: len(plain)] == list(plain)
     assert all(torch.equal(plain[name], vae[name]) for name in plain)
     assert {name.split(".")[0] for name in list(vae)[len(plain) :]} == {"logvar", "decoder"}
+
+
+def test_an_auto_encoder_around_a_plain_model_trains_that_very_model():
+    plain = Dpms((1, 28, 28), 10, latent=5)
+    vae = Vae(plain)
+    assert (vae.shape, vae.latent) == ((1, 28, 28), 5)
+    assert vae.classifier is plain.classifier
+    with torch.no_grad():
+        vae.encoder[0][0].bias.fill_(7.0)
+    assert (plain.encoder[0][0].bias == 7.0).all()
+
+
+def test_other_networks_have_no_latent_vector():
+    assert latent_model(made((1, 28, 28)), "this").latent == 32
+    with pytest.raises(ConfigError, match="this needs a latent vector to decode, which Linear has not"):
+        latent_model(torch.nn.Linear(1, 1), "this")
 
 
 def test_the_whole_objective_reaches_every_parameter():

@@ -156,7 +156,8 @@ def test_a_loss_with_a_term_that_no_example_owns_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("zda-mnist", (1, 28, 28)), ("harnet", (6, 128)), ("audionet", (1, 64, 64))]
+    ("name", "shape"),
+    [("zda-mnist", (1, 28, 28)), ("dpms", (1, 28, 28)), ("harnet", (6, 128)), ("audionet", (1, 64, 64))],
 )
 def test_networks_get_group_norm_and_can_be_trained(name: str, shape: tuple[int, ...]) -> None:
     fixed = network_for(build(name, shape, 10), f"model '{name}'")

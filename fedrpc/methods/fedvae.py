@@ -1,0 +1,49 @@
+"""FedVAE (Chen and Vikalo, 2022, beside FedDPMS): FedAvg on a network that also reconstructs its inputs.
+
+It is a variational auto-encoder with a classifier on its latent vector: encoder, both heads, classifier and decoder are
+trained on cross-entropy plus `lam` times divergence and reconstruction, and all of them travel and are averaged.
+
+Departs from the paper: nothing. Where it is silent, `blocks/vae.py` says what the terms are. The configured network
+must be `dpms`: encoder, latent mean and classifier, which FedAvg and all others can run on, to compare like with like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pydantic import Field
+from torch import nn
+
+from fedrpc.methods import base
+from fedrpc.methods.base import ClientContext, Env, Loss, register
+from fedrpc.methods.blocks.vae import Pixels, VaeLoss
+from fedrpc.methods.fedavg import FedAvg, Global
+from fedrpc.models.dpms import Vae, latent_model
+
+
+@register
+class FedVae(FedAvg):
+    """FedAvg on a variational auto-encoder.
+
+    DP-SGD is allowed: every term of the loss is a mean over examples, and the latent noise depends on no data.
+    """
+
+    name = "fedvae"
+    dp_sgd = "allowed"
+
+    class Params(base.Params):
+        """The paper's value."""
+
+        lam: float = Field(0.05, ge=0, description="weight of divergence and reconstruction")
+
+    def network(self, build: Callable[[], nn.Module]) -> nn.Module:
+        """The configured network with a decoder and the head of the log-variance."""
+        return Vae(latent_model(build(), self.name))
+
+    def check(self, env: Env) -> None:
+        """Refuses data without a range."""
+        Pixels.of(env, self.name)
+
+    def objective(self, ctx: ClientContext, msg: Global) -> Loss:
+        """The classifying auto-encoder's loss."""
+        return VaeLoss(ctx.params.lam, Pixels.of(ctx.env, self.name))

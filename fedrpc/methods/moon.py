@@ -1,0 +1,107 @@
+"""MOON (Li et al., CVPR 2021): FedAvg that pulls representations to the received model's, away from its own past.
+
+Departs from the paper: nothing. Where it is silent, or where others differ:
+- A representation is the output of the projection head, two layers that the method puts between the configured
+  network's features and a new output layer, so the network is larger than FedAvg's and travels whole.
+- A client that takes part for the first time has no past, and trains on cross-entropy alone; with the received model
+  as its past the term would be the constant log 2, and its gradient zero.
+- The past is the model that this client sent last, whenever that was. It stays in the client's private store.
+- FedDPMS's code compares class logits; here it is the projection head's outputs, as in the MOON paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedrpc.methods import base
+from fedrpc.methods.base import ClientContext, Loss, on, register
+from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update, cross_entropy
+from fedrpc.models import Model, staged
+from fedrpc.models.state import load
+from fedrpc.wire.message import Tensors
+
+PREVIOUS = "previous"  # its key in a client's store
+WIDTH = 256  # of a representation
+
+
+@dataclass(frozen=True)
+class Previous:
+    """In a client's store: the model that it sent last."""
+
+    weights: Tensors
+
+
+def with_projection(model: nn.Module, width: int = WIDTH) -> nn.Module:
+    """A network whose features go through a projection head, and that into a new output layer."""
+    parts = staged(model, "moon")
+    features, classes = parts.classifier.in_features, parts.classifier.out_features
+    parts.stages.append(nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, width)))
+    parts.classifier = nn.Linear(width, classes)
+    return parts
+
+
+def contrast(z: Tensor, received: Tensor, previous: Tensor, tau: float) -> Tensor:
+    """Minus the log of the share that similarity to the received model has against the past's, mean over the batch."""
+    near, far = F.cosine_similarity(z, received), F.cosine_similarity(z, previous)
+    return F.softplus((far - near) / tau).mean()
+
+
+@register
+class Moon(FedAvg):
+    """FedAvg with a model-contrastive term.
+
+    DP-SGD is allowed. Cross-entropy and contrast are means of one term for each example; the two frozen models are the
+    received one and the one that this client sent last, which private training has covered already. So the gradient of
+    an example depends on no other example but through what was released, and the rounds compose.
+    """
+
+    name = "moon"
+    dp_sgd = "allowed"
+
+    class Params(base.Params):
+        """The paper's temperature; FedDPMS tunes mu among 1, 5 and 10."""
+
+        mu: float = Field(5.0, ge=0, description="weight of the contrast")
+        tau: float = Field(0.5, gt=0, description="temperature of the similarities")
+
+    def network(self, build: Callable[[], nn.Module]) -> nn.Module:
+        """The configured network with a projection head before its output layer."""
+        return with_projection(build())
+
+    @on(FIT)
+    def fit(self, ctx: ClientContext, msg: Global) -> Update:
+        """Trains the received model and keeps the result for the next time."""
+        update = super().fit(ctx, msg)
+        if ctx.params.mu:
+            ctx.store.put(PREVIOUS, Previous(update.weights))
+        return update
+
+    def objective(self, ctx: ClientContext, msg: Global) -> Loss:
+        """Cross-entropy plus the contrast of representations, once there is a past."""
+        mu, tau = ctx.params.mu, ctx.params.tau
+        kept = ctx.store.get(PREVIOUS, Previous)
+        if not mu or kept is None:
+            return cross_entropy
+        received, previous = _frozen(ctx, msg.weights), _frozen(ctx, kept.weights)
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            parts = staged(model, self.name)
+            z = parts.features(x)
+            with torch.no_grad():
+                anchors = received.features(x), previous.features(x)
+            total: Tensor = F.cross_entropy(parts.classifier(z), y) + mu * contrast(z, *anchors, tau)
+            return total
+
+        return loss
+
+
+def _frozen(ctx: ClientContext, weights: Tensors) -> Model:
+    model = staged(ctx.model().eval().requires_grad_(False), Moon.name)
+    load(model, weights)
+    return model
