@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -22,12 +21,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedrpc import models
-from fedrpc.config import TrainConfig, build
+from fedrpc.config import build
 from fedrpc.device import choose
 from fedrpc.errors import ConfigError
-from fedrpc.methods.blocks.train import train
 from fedrpc.methods.blocks.zero_shot import Made, ZeroShotParams, inversion, require_statistics
-from fedrpc.methods.fedavg import cross_entropy
 from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate, in_batches
 from fedrpc.problem import Problem
 from fedrpc.report.reading import Run, read_run
@@ -85,7 +82,7 @@ def judge(problem: Problem, model: nn.Module, params: ZeroShotParams, oracle_epo
     device, seed = choose(problem.config.device), problem.config.seed
     batch = inversion(model.to(device), problem.env, params, derive(seed, "synthesis", "report"), device)
     batch.advance(params.iterations)
-    made, oracle = batch.made(), _oracle(problem, oracle_epochs, device)
+    made, oracle = batch.made(), problem.oracle(oracle_epochs, device)
 
     def of(network: nn.Module) -> tuple[Evaluation, Evaluation]:
         real, inputs = problem.external_test().batches(BATCH_SIZE), in_batches(made.x, made.y)
@@ -95,19 +92,6 @@ def judge(problem: Problem, model: nn.Module, params: ZeroShotParams, oracle_epo
         return one, two
 
     return Judgement(made, *of(model), *of(oracle))
-
-
-def _oracle(problem: Problem, epochs: int, device: torch.device) -> nn.Module:
-    """The run's network with initial weights of its own, trained with the run's optimizer on all of its data."""
-    config = problem.config
-    network = problem.env.build(
-        "oracle", lambda: models.build(config.model, problem.dataset.shape, problem.dataset.num_classes)
-    ).to(device)
-    settings: TrainConfig = config.train
-    order = derive(config.seed, "oracle-order")
-    data = problem.pooled_train()
-    train(network, cross_entropy, data, settings, lr=settings.lr, order=order, device=device, epochs=epochs)
-    return network
 
 
 # What is said
