@@ -19,7 +19,7 @@ than a client's share is repeated for it; while nothing at all is accepted, noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -34,7 +34,7 @@ from fedrpc.data.examples import Examples
 from fedrpc.errors import ConfigError
 from fedrpc.methods import base
 from fedrpc.methods.base import ClientContext, ClientId, Cost, Env, Method, Phase, Pictures, Round, Shapes, on, register
-from fedrpc.methods.blocks.augment import Labelled, Level, accepted, added, drawn, judged_by, schedule
+from fedrpc.methods.blocks.augment import Candidates, Labelled, Level, accepted, added, drawn, judged_by, schedule
 from fedrpc.methods.blocks.earlier import earlier_state
 from fedrpc.methods.blocks.gan import Generation, MultiPath, adam, feedback_on, judge_loss
 from fedrpc.methods.blocks.generation import conditioned
@@ -110,6 +110,7 @@ class State:
     given: dict[int, int] = part(Kind.SCALARS)
 
 
+Judge = Callable[[Tensor, Tensor | None], Candidates]
 GAN_STEP = Phase("gan_step", Made, Feedback, same=("images",))
 AUGMENT = Phase("augment", Portion, Nothing)
 
@@ -214,6 +215,7 @@ class GanParams(base.Params):
     gan_sha256: str | None = Field(None, description="of its checkpoint; another one is refused")
     a_f: str = Field("0.1", description='generated images for each real one: "0.1", or "0.01,100:0.1" for a rise')
     warm_up: int = Field(10, ge=0, description="rounds of plain FedAvg before any image is given out")
+    max_candidates: int = Field(20, ge=1, description="images looked at for each one that is wanted")
 
     @field_validator("a_f", mode="before")
     @classmethod
@@ -246,7 +248,6 @@ class MpGan(Method[State]):
 
         labels: Literal["pseudo", "oracle"] = Field("pseudo", description="oracle sees all raw data: for comparison")
         tau: float = Field(0.9, ge=0, le=1, description="least confidence in a label")
-        max_candidates: int = Field(20, ge=1, description="images looked at for each one that is wanted")
         oracle_epochs: int = Field(5, ge=1)
 
     def caveat(self, params: Any) -> str:
@@ -369,25 +370,28 @@ class MpGan(Method[State]):
         return ORACLE if params.labels == "oracle" else "the global classifier"
 
     async def _pool(self, state: State, rnd: Round, index: int) -> Labelled:
+        """Labelled images for one level: as many as the client with the most examples needs."""
         wanted = max(added(rnd.params.levels, index, count) for count in rnd.env.num_examples())
         if not wanted:
             return Labelled(torch.empty(0, *rnd.env.shape), torch.empty(0, dtype=torch.int64), 0, 0, 0)
-        return await self.labelled(state, rnd, index, wanted)
+        judge = await self.judge(state, rnd)
 
-    async def labelled(self, state: State, rnd: Round, index: int, wanted: int) -> Labelled:
-        """A pool of images for one level, with labels by a classifier."""
+        def work() -> Labelled:
+            made = self.candidates(state, rnd.env, rnd.rng("pool", index), rnd.device)
+            limit = wanted * rnd.params.max_candidates
+            return accepted((judge(x, y) for x, y in made), wanted, rnd.env.num_classes, limit)
+
+        return await rnd.compute(work)
+
+    async def judge(self, state: State, rnd: Round) -> Judge:
+        """Who labels images, whatever they were made for."""
         if rnd.params.labels == "oracle":
             classifier = await rnd.oracle(rnd.params.oracle_epochs)
         else:
             classifier = rnd.model()
             load(classifier, state.weights)
-
-        def work() -> Labelled:
-            candidates = (x for x, _ in self.candidates(state, rnd.env, rnd.rng("pool", index), rnd.device))
-            limit, classes = wanted * rnd.params.max_candidates, rnd.env.num_classes
-            return accepted(candidates, judged_by(classifier, rnd.device), wanted, classes, rnd.params.tau, limit)
-
-        return await rnd.compute(work)
+        by_classifier = judged_by(classifier, rnd.params.tau, rnd.device)
+        return lambda x, y: by_classifier(x)
 
     def candidates(
         self, state: State, env: Env, rng: np.random.Generator, device: torch.device

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedrpc.methods.base import Round, register
-from fedrpc.methods.blocks.augment import Labelled
-from fedrpc.methods.mpgan import GanParams, MpGan, State
+from fedrpc.methods.blocks.augment import Candidates
+from fedrpc.methods.mpgan import GanParams, Judge, MpGan, State
 
 
 @register
@@ -34,19 +35,11 @@ class MpGanAc(MpGan):
         """Where labels come from, for the records."""
         return "the generator: it was told what to make"
 
-    async def labelled(self, state: State, rnd: Round, index: int, wanted: int) -> Labelled:
-        """A pool of images for one level under the labels that they were made for."""
+    async def judge(self, state: State, rnd: Round) -> Judge:
+        """Nobody: images keep the labels that they were made for."""
 
-        def work() -> Labelled:
-            xs, ys, count = [], [], 0
-            for x, y in self.candidates(state, rnd.env, rnd.rng("pool", index), rnd.device):
-                assert y is not None, "the generator is conditional"
-                order = torch.from_numpy(rnd.rng("pool-order", count).permutation(len(y)))
-                xs.append(x[order])
-                ys.append(y[order])
-                count += len(y)
-                if count >= wanted:
-                    break
-            return Labelled(torch.cat(xs)[:wanted], torch.cat(ys)[:wanted], wanted, wanted, wanted)
+        def as_made(x: Tensor, y: Tensor | None) -> Candidates:
+            assert y is not None, "the generator is conditional"
+            return x, y, torch.ones(len(y), dtype=torch.bool)
 
-        return await rnd.compute(work)
+        return as_made

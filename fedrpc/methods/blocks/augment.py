@@ -81,45 +81,40 @@ class Labelled:
         }
 
 
-def judged_by(classifier: nn.Module, device: torch.device) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Labels by a classifier, and how sure it is of each."""
+Candidates = tuple[Tensor, Tensor, Tensor]  # images, their labels, and which of these are good enough
+
+
+def judged_by(classifier: nn.Module, tau: float, device: torch.device) -> Callable[[Tensor], Candidates]:
+    """Labels by a classifier, good enough where its confidence is `tau` at least."""
     classifier = classifier.to(device).eval()
 
     @torch.no_grad()
-    def judge(x: Tensor) -> tuple[Tensor, Tensor]:
+    def judge(x: Tensor) -> Candidates:
         confidence, y = F.softmax(classifier(x.to(device)), dim=1).max(dim=1)
-        return y.cpu(), confidence.cpu()
+        return x, y.cpu(), confidence.cpu() >= tau
 
     return judge
 
 
-def accepted(
-    batches: Iterator[Tensor],
-    judge: Callable[[Tensor], tuple[Tensor, Tensor]],
-    num_wanted: int,
-    num_classes: int,
-    tau: float,
-    max_candidates: int,
-) -> Labelled:
-    """Images with a label of confidence `tau` at least, as many of each class, until there are enough.
+def accepted(batches: Iterator[Candidates], num_wanted: int, num_classes: int, max_candidates: int) -> Labelled:
+    """Images with a good label, as many of each class, until there are enough.
 
     Args:
-        batches: Candidates without end.
+        batches: Without end.
         max_candidates: After so many no more are looked at: a class that is never seen must not hold up a run.
     """
     room = torch.full((num_classes,), ceil(num_wanted / num_classes))
-    kept: list[tuple[Tensor, Tensor]] = []
+    xs: list[Tensor] = []
+    ys: list[Tensor] = []
     num_kept = candidates = confident = 0
     while num_kept < num_wanted and candidates < max_candidates:
-        x = next(batches)
-        y, confidence = judge(x)
-        sure = confidence >= tau
-        candidates, confident = candidates + len(y), confident + int(sure.sum())
-        rows = [row for row in sure.nonzero()[:, 0].tolist() if _takes(room, int(y[row]))][: num_wanted - num_kept]
-        kept.append((x[rows], y[rows]))
+        x, y, good = next(batches)
+        candidates, confident = candidates + len(y), confident + int(good.sum())
+        rows = [row for row in good.nonzero()[:, 0].tolist() if _takes(room, int(y[row]))][: num_wanted - num_kept]
+        xs.append(x[rows])
+        ys.append(y[rows])
         num_kept += len(rows)
-    x, y = (torch.cat(values) for values in zip(*kept, strict=True)) if kept else (next(batches)[:0], room[:0])
-    return Labelled(x, y, num_wanted, candidates, confident)
+    return Labelled(torch.cat(xs), torch.cat(ys), num_wanted, candidates, confident)
 
 
 def _takes(room: Tensor, label: int) -> bool:

@@ -28,20 +28,18 @@ def earlier_state(folder: Path, cls: type[S], expected_sha256: str | None) -> tu
         sha256, over = manifest["sha256"], manifest["round"] >= 0 or manifest["steps"] is None
         run_id = (folder / "run_id").read_text().strip()
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"params.gan: {folder} has no checkpoint to start from ({error}); name a run directory"
-        ) from None
+        raise ConfigError(f"{folder} has no checkpoint to start from ({error}); name a run directory") from None
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise ConfigError(f"params.gan: the checkpoint in {folder} was changed: its SHA-256 is not the manifest's")
+        raise ConfigError(f"the checkpoint in {folder} was changed: its SHA-256 is not the manifest's")
     if expected_sha256 not in (None, sha256):
         raise ConfigError(
-            f"params.gan: the checkpoint in {folder} has SHA-256 {sha256}, expected {expected_sha256}; "
+            f"the checkpoint in {folder} has SHA-256 {sha256}, expected {expected_sha256}; "
             "set params.gan_sha256 to the first, or leave it out"
         )
     if not over:
-        raise ConfigError(f"params.gan: the run in {folder} is still in its set-up; let it finish first")
+        raise ConfigError(f"the run in {folder} is still in its set-up; let it finish first")
     try:
         state = stored.loads(cls, data)
     except (FedrpcError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"params.gan: the run in {folder} is of another method ({error})") from None
+        raise ConfigError(f"the run in {folder} is of another method ({error})") from None
     return state, {"run_id": run_id, "checkpoint_sha256": sha256}
