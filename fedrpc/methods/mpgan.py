@@ -36,7 +36,7 @@ from fedrpc.methods import base
 from fedrpc.methods.base import ClientContext, ClientId, Cost, Env, Method, Phase, Pictures, Round, Shapes, on, register
 from fedrpc.methods.blocks.augment import Candidates, Labelled, Level, accepted, added, drawn, judged_by, schedule
 from fedrpc.methods.blocks.earlier import earlier_state
-from fedrpc.methods.blocks.gan import Generation, MultiPath, adam, feedback_on, judge_loss
+from fedrpc.methods.blocks.gan import Generation, MultiPath, adam, feedback_on, judge_loss, packed, unpack
 from fedrpc.methods.blocks.generation import conditioned
 from fedrpc.methods.blocks.pool import Nothing
 from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update, cross_entropy, update_of
@@ -81,8 +81,7 @@ class Portion:
 class Player:
     """A client's discriminator and its Adam, from step to step."""
 
-    weights: Tensors
-    moments: Tensors
+    values: Tensor
 
 
 @dataclass(frozen=True)
@@ -242,6 +241,7 @@ class MpGan(Method[State]):
     shares = "gradients with respect to generated images"
     dp_sgd = "refused: discriminators have a training loop of their own, and their feedback would leave uncovered"
     conditional: ClassVar[bool] = False
+    _judge: nn.Module | None = None  # a client's network, made once; what it is worth is in the store at every step
 
     class Params(GanParams):
         """How images get their labels."""
@@ -324,12 +324,12 @@ class MpGan(Method[State]):
     @on(GAN_STEP)
     def gan_step(self, ctx: ClientContext, msg: Made) -> Feedback:
         """Takes a step of the client's own discriminator, then has it judge the same images."""
-        judge = self.discriminator(ctx.env).to(ctx.device).train()
-        optimizer = adam(judge, ctx.params.lr)
         kept = ctx.store.get(_PLAYER, Player)
+        if kept is None or self._judge is None:
+            self._judge = self.discriminator(ctx.env).to(ctx.device).train()
+        judge, optimizer = self._judge, adam(self._judge, ctx.params.lr)
         if kept is not None:
-            load(judge, kept.weights)
-            load_optimizer(optimizer, kept.moments)
+            unpack(judge, optimizer, kept.values)
         real, real_y = self._real(ctx, msg.images.shape[1])
         made, made_y = msg.images.to(ctx.device), None if msg.labels is None else msg.labels.to(ctx.device)
         optimizer.zero_grad(set_to_none=True)
@@ -337,7 +337,7 @@ class MpGan(Method[State]):
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         gradient, generator_loss = feedback_on(judge, made, made_y)
-        ctx.store.put(_PLAYER, Player(tensors(judge), optimizer_tensors(optimizer)))
+        ctx.store.put(_PLAYER, Player(packed(judge, optimizer)))
         return Feedback(gradient.cpu(), float(loss.detach()), generator_loss)
 
     def _real(self, ctx: ClientContext, count: int) -> tuple[Tensor, Tensor | None]:

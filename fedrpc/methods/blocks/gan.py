@@ -40,6 +40,35 @@ def adam(network: nn.Module, lr: float) -> torch.optim.Adam:
     return torch.optim.Adam(network.parameters(), lr=lr, betas=BETAS)
 
 
+def packed(network: nn.Module, optimizer: torch.optim.Adam) -> Tensor:
+    """A network and its Adam as one float32 tensor: a store spends more on each tensor than on a small one's values."""
+    values = [*network.state_dict().values()]
+    for parameter in network.parameters():
+        slots = optimizer.state[parameter]
+        values += [slots["step"], slots["exp_avg"], slots["exp_avg_sq"]]
+    return torch.cat([value.detach().flatten().float().cpu() for value in values])  # counters are exact up to 2^24
+
+
+def unpack(network: nn.Module, optimizer: torch.optim.Adam, values: Tensor) -> None:
+    """Gives both what `packed` took."""
+    left = values
+
+    def take(like: Tensor) -> Tensor:
+        nonlocal left
+        taken, left = left[: like.numel()], left[like.numel() :]
+        return taken.reshape(like.shape)
+
+    with torch.no_grad():
+        for value in network.state_dict().values():
+            value.copy_(take(value))
+    for parameter in network.parameters():
+        step = take(torch.zeros(())).clone()
+        average, square = (take(parameter).to(parameter.device, copy=True) for _ in range(2))
+        optimizer.state[parameter] = {"step": step, "exp_avg": average, "exp_avg_sq": square}
+    if len(left):
+        raise ValueError(f"{len(left)} values too many for {type(network).__name__}")
+
+
 def _verdict(judge: nn.Module, x: Tensor, wanted: float, y: Tensor | None) -> Tensor:
     """How far a judge is from calling images real (`wanted` of 1) and of their classes, mean over the batch."""
     logits = judge(x)

@@ -69,9 +69,7 @@ def test_images_change_the_model_after_the_warm_up_only():
 
 def test_every_client_has_a_discriminator_of_its_own(tmp_path):
     players = in_store(played(rounds=0, folder=tmp_path), tmp_path, "discriminator", Player)
-    first = [player.weights["layers.0.weight"] for player in players]
-    assert all(not torch.equal(first[0], other) for other in first[1:])
-    assert all(int(player.moments["0.step"]) == 3 for player in players)
+    assert all(not torch.equal(players[0].values, other.values) for other in players[1:])
 
 
 def test_clients_get_the_floor_and_a_rise_only_adds(tmp_path):

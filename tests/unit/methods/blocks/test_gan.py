@@ -16,6 +16,8 @@ from fedrpc.methods.blocks.gan import (
     feedback_on,
     generator_loss,
     judge_loss,
+    packed,
+    unpack,
 )
 from fedrpc.models.dcgan import Discriminator, GeneratorPath
 
@@ -96,6 +98,29 @@ def test_one_adam_for_all_paths_is_one_for_each():
             for optimizer in optimizers:
                 optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(generator.parameters(), twin.parameters(), strict=True))
+
+
+def test_a_packed_judge_goes_on_as_if_it_had_never_been_packed():
+    torch.manual_seed(4)
+    batches = [(torch.randn(4, 1, 32, 32), torch.randn(2, 4, 1, 32, 32)) for _ in range(4)]
+
+    def trained(pack_at: int) -> Tensor:
+        judge = dcgan()[1]
+        optimizer = adam(judge, 1e-2)
+        for number, (real, made) in enumerate(batches):
+            if number == pack_at:
+                values = packed(judge, optimizer)
+                judge = Discriminator(1, 32, 2)
+                optimizer = adam(judge, 1e-2)
+                unpack(judge, optimizer, values)
+            optimizer.zero_grad()
+            judge_loss(judge, real, made, 0.9, None, None).backward()
+            optimizer.step()
+        return packed(judge, optimizer)
+
+    assert torch.equal(trained(2), trained(-1))
+    with pytest.raises(ValueError, match="1 values too many"):
+        unpack(dcgan()[1], adam(dcgan()[1], 1e-2), torch.cat([trained(-1), torch.zeros(1)]))
 
 
 def test_losses_by_hand():
