@@ -22,6 +22,8 @@ from fedrpc.data.partition import Partition, local_split, partition, subsample
 from fedrpc.errors import ConfigError
 from fedrpc.methods import METHODS
 from fedrpc.methods.base import ClientData, Env, Method, stance_of
+from fedrpc.methods.blocks.train import train
+from fedrpc.methods.fedavg import cross_entropy
 from fedrpc.seeds import derive, seed_torch
 
 _BUILDING = threading.Lock()  # torch's global generator is set while a network is made
@@ -121,6 +123,27 @@ class Problem:
         """All clients' training data as one set: for a yardstick that no federated method may know."""
         index = np.concatenate([self.local_indices(client)[0] for client in range(self.config.clients)])
         return self._examples(self.dataset.train, index)
+
+    def oracle(self, epochs: int, device: torch.device, check: Callable[[], None] = lambda: None) -> nn.Module:
+        """The configured network with initial weights of its own, trained on all clients' data: a judge, no party.
+
+        Args:
+            check: Called before each batch; may raise.
+        """
+        network, settings = self._seeded("init-oracle", self._configured).to(device), self.config.train
+        order = derive(self.config.seed, "oracle-order")
+        train(
+            network,
+            cross_entropy,
+            self.pooled_train(),
+            settings,
+            lr=settings.lr,
+            order=order,
+            device=device,
+            check=check,
+            epochs=epochs,
+        )
+        return network
 
     def external_test(self) -> Examples:
         """The external test set, which never enters a partition; read by memory map, a batch at a time."""

@@ -141,6 +141,14 @@ class Round(Protocol):
         """The stream for a purpose in this round; the same purpose and step give the same stream again."""
         ...
 
+    async def oracle(self, epochs: int) -> nn.Module:
+        """The run's network trained centrally on ALL clients' raw data, which no federated method may know.
+
+        For comparisons alone: this round's record says by itself that the oracle was asked. A method that may ask it
+        says so in `caveat`.
+        """
+        ...
+
     async def compute(self, function: Callable[..., T], *args: Any, keep_memory: bool = False) -> T:
         """Runs heavy work off the event loop.
 
@@ -353,6 +361,21 @@ class View:
     group_size: int = 1
 
 
+@dataclass(frozen=True)
+class Pictures:
+    """Images that a finished run can show, in the range of its data.
+
+    Attributes:
+        samples: Fresh ones by row of a contact sheet, as many in each.
+        progress: The same, as training went on.
+        given: Those that clients were given, with their labels.
+    """
+
+    samples: Mapping[str, Tensor]
+    progress: Mapping[str, Tensor]
+    given: tuple[Tensor, Tensor] | None
+
+
 def on(phase: Phase[Down, Up]) -> Callable[[Callable[[Any, Any, Down], Up]], Callable[[Any, Any, Down], Up]]:
     """Marks the method that answers a phase on the client."""
 
@@ -397,6 +420,14 @@ class Method(Generic[State]):
     def network(self, build: Callable[[], nn.Module]) -> nn.Module:
         """The network that travels: the configured one, or what the method makes of it (a projection head)."""
         return build()
+
+    def caveat(self, params: Any) -> str:
+        """Optional: what must be said wherever a run with these parameters is shown; "" when there is nothing."""
+        return ""
+
+    def pictures(self, state: State, env: Env, count: int, rng: np.random.Generator) -> Pictures | None:
+        """Optional: what a method that generates images has to show, `count` images in a row."""
+        return None
 
     def check(self, env: Env) -> None:
         """Optional: raises ConfigError when the method can not work with this run; called before anybody joins."""

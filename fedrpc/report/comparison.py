@@ -222,6 +222,7 @@ def _entry(method: str, run: Run, folder: Path, baseline: int | None) -> dict[st
     by_kind = _by_kind(part)
     measured = _measured(run)
     shares = METHODS[method].shares if method in METHODS else "not known: the method is not installed here"
+    shares += f"; {run.summary['caveat']}" if run.summary.get("caveat") else ""
     overhead = part["overhead_vs_fedavg"] if baseline is None else measured / baseline if baseline else None
     return {
         "method": method,

@@ -56,6 +56,8 @@ def page(run: Run) -> str:
         ("rounds", f"{summary['num_rounds']:,}"),
         ("seed", summary["seed"]),
     ]
+    if summary.get("caveat"):
+        chips.append(("caveat", summary["caveat"]))
     worn = "".join(f"<span>{escape(name)} <b>{escape(str(value))}</b></span>" for name, value in chips)
     told = "".join(tile.html() for tile in tiles(run))
     body = "".join([_learning(run), _bytes(run), _split(run), _privacy(run), _details(run)])

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -22,20 +21,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedrpc import models
-from fedrpc.config import TrainConfig, build
+from fedrpc.config import build
 from fedrpc.device import choose
 from fedrpc.errors import ConfigError
-from fedrpc.methods.blocks.train import train
 from fedrpc.methods.blocks.zero_shot import Made, ZeroShotParams, inversion, require_statistics
-from fedrpc.methods.fedavg import cross_entropy
 from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate, in_batches
 from fedrpc.problem import Problem
 from fedrpc.report.contact_sheet import show_made
+from fedrpc.report.generated import show_generated
 from fedrpc.report.reading import Run, read_run
+from fedrpc.report.sheet import MAX_COLUMNS, draw_sheet, write_text
 from fedrpc.seeds import derive
-
-MAX_COLUMNS = 16  # of the contact sheet
-_INCHES = 0.5  # the width of an image in it
 
 
 @dataclass(frozen=True)
@@ -55,10 +51,14 @@ def show_synthetic(
     """Makes inputs from a run's model, prints how good they are, and writes synthetic.json and synthetic.png.
 
     Args:
+        per_class: As these two, of no meaning for a run whose method generates images itself: those are shown then.
         iterations: Another number than the run's own, or than the default where the method makes no data.
     """
     run = read_run(folder)
     problem = Problem(build(run.config), data_dir)
+    if type(problem.method).overrides("pictures"):
+        show_generated(run, problem, oracle_epochs, console)
+        return
     if type(problem.method).overrides("synthetic"):
         show_made(folder, data_dir, console)
         return
@@ -68,10 +68,16 @@ def show_synthetic(
     judgement = judge(problem, _model(run, problem), params, oracle_epochs)
     console.print(_table(judgement, problem.dataset.classes))
     facts = _facts(run, judgement, params, oracle_epochs) | {"classes": list(problem.dataset.classes)}
-    written = [_write(folder / "synthetic.json", json.dumps(facts, indent=1) + "\n")]
+    written = [write_text(folder / "synthetic.json", json.dumps(facts, indent=1) + "\n")]
     if len(problem.dataset.shape) == 3:
-        written.append(_draw(judgement.made, problem, folder / "synthetic.png", run.title))
+        rows, title = _rows(judgement.made, problem), f"Made from the final model: {run.title}"
+        written.append(draw_sheet(rows, problem.env.bounds, folder / "synthetic.png", title))
     console.print(Text("\n".join(f"written: {path}" for path in written)), soft_wrap=True)
+
+
+def _rows(made: Made, problem: Problem) -> dict[str, Tensor]:
+    by_class = made.x.reshape(len(problem.dataset.classes), -1, *problem.dataset.shape)[:, :MAX_COLUMNS]
+    return dict(zip(problem.dataset.classes, by_class, strict=True))
 
 
 def _model(run: Run, problem: Problem) -> nn.Module:
@@ -89,7 +95,7 @@ def judge(problem: Problem, model: nn.Module, params: ZeroShotParams, oracle_epo
     device, seed = choose(problem.config.device), problem.config.seed
     batch = inversion(model.to(device), problem.env, params, derive(seed, "synthesis", "report"), device)
     batch.advance(params.iterations)
-    made, oracle = batch.made(), _oracle(problem, oracle_epochs, device)
+    made, oracle = batch.made(), problem.oracle(oracle_epochs, device)
 
     def of(network: nn.Module) -> tuple[Evaluation, Evaluation]:
         real, inputs = problem.external_test().batches(BATCH_SIZE), in_batches(made.x, made.y)
@@ -99,19 +105,6 @@ def judge(problem: Problem, model: nn.Module, params: ZeroShotParams, oracle_epo
         return one, two
 
     return Judgement(made, *of(model), *of(oracle))
-
-
-def _oracle(problem: Problem, epochs: int, device: torch.device) -> nn.Module:
-    """The run's network with initial weights of its own, trained with the run's optimizer on all of its data."""
-    config = problem.config
-    network = problem.env.build(
-        "oracle", lambda: models.build(config.model, problem.dataset.shape, problem.dataset.num_classes)
-    ).to(device)
-    settings: TrainConfig = config.train
-    order = derive(config.seed, "oracle-order")
-    data = problem.pooled_train()
-    train(network, cross_entropy, data, settings, lr=settings.lr, order=order, device=device, epochs=epochs)
-    return network
 
 
 # What is said
@@ -156,58 +149,3 @@ def _table(judgement: Judgement, classes: Sequence[str]) -> Table:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
-
-
-def _write(path: Path, text: str) -> Path:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}; is there room, and may you write there?") from error
-    return path
-
-
-# The contact sheet
-
-
-def contact_sheet(x: Tensor, bounds: tuple[Tensor, Tensor] | None, num_rows: int) -> np.ndarray:
-    """Images as one picture in [0, 1] (height, width, 3), as many in each row, a pixel of white between them.
-
-    Args:
-        x: Images (count, channels, height, width), row after row; of other than three channels the first is shown.
-        bounds: What black and white are; the least and the greatest value without.
-    """
-    low, high = bounds if bounds else (x.min(), x.max())
-    shown = ((x - low) / (high - low)).clamp(0, 1)
-    shown = shown if shown.shape[1] == 3 else shown[:, :1].expand(-1, 3, -1, -1)
-    framed = nn.functional.pad(shown, (0, 1, 0, 1), value=1.0)
-    count, channels, height, width = framed.shape
-    rows = framed.reshape(num_rows, count // num_rows, channels, height, width)
-    return rows.permute(0, 3, 1, 4, 2).reshape(num_rows * height, -1, channels).numpy()
-
-
-def _draw(made: Made, problem: Problem, path: Path, title: str) -> Path:
-    try:  # slow to import, and only needed here
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("drawing needs matplotlib, which is not installed: pip install matplotlib") from None
-    classes = problem.dataset.classes
-    columns = min(MAX_COLUMNS, len(made.y) // len(classes))
-    first = made.x.reshape(len(classes), -1, *problem.dataset.shape)[:, :columns].flatten(0, 1)
-    sheet = contact_sheet(first, problem.env.bounds, len(classes))
-    inch = _INCHES * columns / sheet.shape[1]  # of a pixel
-    figure = Figure(figsize=(inch * sheet.shape[1], inch * sheet.shape[0]), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.imshow(sheet, interpolation="nearest")
-    height = sheet.shape[0] / len(classes)
-    axes.set_yticks([(row + 0.5) * height for row in range(len(classes))], classes, fontsize=8)
-    axes.set_xticks([])
-    axes.tick_params(length=0)
-    axes.set_frame_on(False)
-    axes.set_title(f"Made from the final model: {title}", loc="left", fontsize=10)
-    try:
-        figure.savefig(path, bbox_inches="tight", metadata={"Software": None})
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}; is there room, and may you write there?") from error
-    return path

@@ -73,6 +73,8 @@ def _facts(summary: dict[str, Any]) -> Table:
     check = summary["ledger_check"]
     agree = "agree to the byte" if not check["differing"] else f"DIFFER in {check['differing']} rows"
     facts.add_row("ledgers", f"server and {check['clients']} clients {agree} ({check['compared']} rows)")
+    if summary.get("caveat"):
+        facts.add_row("caveat", summary["caveat"])
     facts.add_row("privacy", privacy_in_words(summary["privacy"]))
     for kind, entry in summary["privacy"]["releases"].items():
         if entry["epsilon"] is not None and summary["privacy"]["epsilon"] is None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 from fedrpc import log
-from fedrpc.errors import QuorumError, WireError
+from fedrpc.errors import Cancelled, QuorumError, WireError
 from fedrpc.methods.base import ClientId, Down, Phase, Reply, Up
 from fedrpc.methods.blocks.train import learning_rate
 from fedrpc.problem import Problem
@@ -121,6 +122,21 @@ class ServerRound:
                 return function(*args)
 
         return await asyncio.get_running_loop().run_in_executor(self._desk.work, work)
+
+    async def oracle(self, epochs: int) -> nn.Module:
+        """A network trained on all clients' raw data; the record says that it was asked for."""
+        self.record(oracle="sees all raw data")
+        stop = threading.Event()
+
+        def check() -> None:
+            if stop.is_set():
+                raise Cancelled("the server ends")
+
+        try:
+            return await self.compute(self._desk.problem.oracle, epochs, self.device, check, keep_memory=True)
+        except asyncio.CancelledError:
+            stop.set()
+            raise
 
     async def save(self, state: Any) -> None:
         """Makes a state durable within a stage."""

@@ -19,8 +19,8 @@ from fedrpc.config import build, read_toml, to_toml
 from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.zero_shot import ZeroShotParams
 from fedrpc.problem import Problem
-from fedrpc.report import synthetic
-from fedrpc.report.synthetic import contact_sheet, judge, show_synthetic
+from fedrpc.report.sheet import contact_sheet
+from fedrpc.report.synthetic import judge, show_synthetic
 
 MakeRun = Callable[..., Path]
 
@@ -71,7 +71,7 @@ def test_the_oracle_knows_all_data_and_is_its_own_network(make_run: MakeRun) -> 
     folder = make_run()
     problem = changed(folder, train_size=600, local_test=0.2)
     assert len(problem.pooled_train()) == sum(problem.env.num_examples()) < 600
-    untrained = synthetic._oracle(problem, 0, torch.device("cpu"))
+    untrained = problem.oracle(0, torch.device("cpu"))
     assert not torch.equal(untrained.classifier.weight, problem.network().classifier.weight)
     got = judge(problem, problem.network(), ZeroShotParams(samples_per_class=2, iterations=1), 3)
     assert got.oracle_on_real.accuracy > 50 > got.model_on_real.accuracy  # the model of this run is untrained

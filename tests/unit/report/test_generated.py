@@ -1,0 +1,52 @@
+"""What a run's own generator makes: contact sheets, nearest real images, and an oracle on labels."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from fedrpc.data.examples import Examples
+from fedrpc.report.generated import nearest_of, neighbour_facts, show_generated
+from fedrpc.report.reading import Run
+from tests.fakes import problem_of, run_in_memory
+from tests.unit.methods.test_mpgan import SMALL, run_directory
+
+
+def test_the_nearest_image_is_found_in_any_batch_and_distances_are_in_units_of_the_range():
+    data = Examples.of(torch.arange(600.0).reshape(600, 1, 1, 1).expand(-1, 1, 2, 2), torch.zeros(600))
+    x = torch.tensor([3.0, 599.5, 256.25]).reshape(3, 1, 1, 1).expand(-1, 1, 2, 2)
+    distance, which = nearest_of(x, data, (torch.tensor(0.0), torch.tensor(100.0)))
+    assert which.tolist() == [3, 599, 256]
+    torch.testing.assert_close(distance, torch.tensor([0.0, 0.005, 0.0025]), rtol=0, atol=1e-5)
+
+
+def test_copies_are_counted_against_images_that_were_never_trained_on():
+    facts = neighbour_facts(torch.tensor([0.0, 0.05, 0.3]), torch.tensor([0.1, 0.2, 0.4]))
+    assert facts["nearer_than_any_test_image"] == 2
+    assert facts["generated_median"] == pytest.approx(0.05)
+    assert facts["test_least"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_a_finished_run_is_shown(tmp_path: Path, rounds: int):
+    problem = problem_of("mpgan", params=SMALL | {"sheet_every": 2})
+    run_directory(tmp_path, run_in_memory(problem, rounds).state)
+    summary = {"run_id": "r", "method": "mpgan", "dataset": "fmnist-mini", "caveat": "said"}
+    console = Console(file=io.StringIO(), width=200)
+    show_generated(Run(tmp_path, {}, summary, [], {}), problem, 1, console)
+    facts = json.loads((tmp_path / "generated.json").read_text())
+    assert facts["neighbours"]["num_generated"] == 200
+    assert facts["caveat"] == "said"
+    if rounds:
+        assert sum(facts["labels"]["histogram"]) == facts["labels"]["num_given"] > 0
+        assert 0 <= facts["labels"]["oracle_agrees"] <= 100
+    else:
+        assert facts["labels"] is None
+    for name in ("generated.png", "progress.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert "are nearer to a training image than any test image is" in console.file.getvalue()
