@@ -187,7 +187,7 @@ def _context(document: Mapping[str, Any]) -> str:
         plot.line(points, style, told=lambda point: f"{point[0]:,} items: {point[1]:.1f} %")
     plot.line([(sizes[-1], part["shuffled"])], "l5", told=lambda point: f"shuffled marks: {point[1]:.1f} %")
     legend = [("f3", SHARED), ("f7", f"{RAW} (control)"), ("f5", "shuffled marks (control)")]
-    caption = f"{counted(part['heldout'], 'held-out item')}; with 100 items or fewer, the mean of three draws."
+    caption = f"{counted(part['heldout'], 'held-out item')}; with 100 items or fewer, the mean of up to three draws."
     return section("Context", about, [Figure("Is the mark seen?", plot.svg(), caption, legend, wide=True).html()])
 
 
