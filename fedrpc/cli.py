@@ -198,17 +198,6 @@ def report(
 
 
 @app.command()
-def synthetic(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a finished run.")],
-    data_dir: DataDir = None,
-) -> None:
-    """Draw the examples that a finished run has made: a contact sheet, synthetic.png, in DIR."""
-    from fedrpc.report.contact_sheet import show_made
-
-    show_made(folder, data_dir, console)
-
-
-@app.command()
 def certs(
     out: Annotated[Path, typer.Argument(help="Where the certificates go.")],
     host: Annotated[list[str], typer.Option(help="A name or address that clients reach the server by.")],

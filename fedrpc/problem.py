@@ -77,7 +77,8 @@ class Problem:
             return found
         from fedrpc.privacy.dpsgd import network_for
 
-        return network_for(found, f"model '{self.config.model}'")
+        # From maps that are laid out channels last Opacus takes wrong gradients of an example.
+        return network_for(found.to(memory_format=torch.contiguous_format), f"model '{self.config.model}'")
 
     def _seeded(self, purpose: str, make: Callable[[], nn.Module]) -> nn.Module:
         with _BUILDING, torch.random.fork_rng(devices=[]):

@@ -302,6 +302,21 @@ class Cost:
         return self
 
 
+@dataclass(frozen=True)
+class Pictures:
+    """Images that a finished run can show, in the range of its data.
+
+    Attributes:
+        samples: Fresh ones by row of a contact sheet, as many in each.
+        progress: The same, as training went on.
+        given: Those that clients were given, with their labels.
+    """
+
+    samples: Mapping[str, Tensor]
+    progress: Mapping[str, Tensor]
+    given: tuple[Tensor, Tensor] | None
+
+
 def on(phase: Phase[Down, Up]) -> Callable[[Callable[[Any, Any, Down], Up]], Callable[[Any, Any, Down], Up]]:
     """Marks the method that answers a phase on the client."""
 
@@ -345,6 +360,10 @@ class Method(Generic[State]):
         """The network that travels: the configured one, or what the method makes of it (a projection head)."""
         return build()
 
+    def pictures(self, state: State, env: Env, count: int, rng: np.random.Generator) -> Pictures | None:
+        """Optional: what a method that generates images has to show, `count` images in a row."""
+        return None
+
     def check(self, env: Env) -> None:
         """Optional: raises ConfigError when the method can not work with this run; called before anybody joins."""
 
@@ -371,10 +390,6 @@ class Method(Generic[State]):
     def cost(self, shapes: Shapes) -> Cost:
         """Tensor bytes by kind and direction, in closed form, for the whole run."""
         raise NotImplementedError
-
-    def synthetic(self, env: Env, state: State) -> tuple[Tensor, Tensor] | None:
-        """Optional: the examples that a run has made, as inputs with labels, to be looked at; None without any."""
-        return None
 
     @classmethod
     def overrides(cls, stage: str) -> bool:

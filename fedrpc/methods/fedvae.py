@@ -29,6 +29,7 @@ class FedVae(FedAvg):
     """
 
     name = "fedvae"
+    dp_sgd = "allowed"
 
     class Params(base.Params):
         """The paper's value."""

@@ -62,6 +62,7 @@ class Moon(FedAvg):
     """
 
     name = "moon"
+    dp_sgd = "allowed"
 
     class Params(base.Params):
         """The paper's temperature; FedDPMS tunes mu among 1, 5 and 10."""

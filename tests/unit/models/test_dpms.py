@@ -77,9 +77,7 @@ def test_an_auto_encoder_around_a_plain_model_trains_that_very_model():
 
 def test_other_networks_have_no_latent_vector():
     assert latent_model(made((1, 28, 28)), "this").latent == 32
-    with pytest.raises(
-        ConfigError, match="this needs a latent vector to decode, which Linear has not"
-    ):
+    with pytest.raises(ConfigError, match="this needs a latent vector to decode, which Linear has not"):
         latent_model(torch.nn.Linear(1, 1), "this")
 
 

@@ -110,7 +110,8 @@ def test_every_parameter_learns():
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_example_has_a_gradient_of_its_own_so_that_private_training_can_cut_it():
-    model, (x, y) = GradSampleModule(vae()), batch(4)
+    problem = problem_of("fedvae", build=vae, privacy={"dp_sgd": {"noise_multiplier": 1.0}})
+    model, (x, y) = GradSampleModule(problem.network()), batch(4)
     VaeLoss(0.05, UNIT)(model, x, y).backward()
     for parameter in model.parameters():
         assert parameter.grad_sample.shape == (4, *parameter.shape)
