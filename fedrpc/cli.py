@@ -238,10 +238,8 @@ def synthetic(
 
     Writes synthetic.json and, of images, the contact sheet synthetic.png into DIR.
 
-    Of a method that made examples itself (feddpms) those are drawn instead.
-
-    Of a method that generates images itself (mpgan) those are shown instead: generated.json has how near they come to
-    training images and what the oracle says of their labels, generated.png and progress.png show them.
+    Of a method that makes images itself (feddpms, mpgan) those are shown instead: generated.json has how near they come
+    to training images and what the oracle says of their labels, generated.png and progress.png show them.
     """
     from fedrpc.report.synthetic import show_synthetic
 

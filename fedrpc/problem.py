@@ -78,6 +78,7 @@ class Problem:
             return found
         from fedrpc.privacy.dpsgd import network_for  # here, since Opacus is large and most runs do without
 
+        # From maps that are laid out channels last Opacus takes wrong gradients of an example.
         return network_for(found, f"model '{self.config.model}'")
 
     def _seeded(self, purpose: str, make: Callable[[], nn.Module]) -> nn.Module:

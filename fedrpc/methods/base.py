@@ -467,10 +467,6 @@ class Method(Generic[State]):
         """Optional, together with `shared`: how inputs become shared items under a model that everybody knows."""
         return None
 
-    def synthetic(self, env: Env, state: State) -> tuple[Tensor, Tensor] | None:
-        """Optional: the examples that a run has made, as inputs with labels, to be looked at; None without any."""
-        return None
-
     @classmethod
     def overrides(cls, stage: str) -> bool:
         """Whether a method has an attribute of this class, such as the optional stage "setup", of its own."""

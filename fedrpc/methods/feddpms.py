@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -39,7 +40,7 @@ from torch import Tensor, nn
 from fedrpc.data.examples import Examples
 from fedrpc.errors import ConfigError
 from fedrpc.methods import base, fedavg
-from fedrpc.methods.base import ClientContext, ClientId, Cost, Env, Method, Phase, Round, Shapes, on, register
+from fedrpc.methods.base import ClientContext, ClientId, Cost, Env, Method, Phase, Pictures, Round, Shapes, on, register
 from fedrpc.methods.blocks.dpms_bytes import Tally, overheads
 from fedrpc.methods.blocks.dpms_privacy import FILTERED, NAMED, clipped, covering, privacy_record
 from fedrpc.methods.blocks.latent_means import NONE, NoisyMean, NoisyMeans, abundant, matched, room, scarce, usable
@@ -54,6 +55,7 @@ from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 
 _BATCH = 256  # of encoding: bounds memory, changes nothing else
+_SHOWN = 8  # images of a class, at least, for a row of a contact sheet
 _MEASURED = 256  # own examples, at most, behind the reconstruction error that a client tells
 
 
@@ -254,8 +256,11 @@ class FedDpms(Method[State]):
         """The global model: encoder, latent mean and classifier."""
         return state.weights
 
-    def synthetic(self, env: Env, state: State) -> tuple[Tensor, Tensor] | None:
-        """What the decoder makes of all means that were shared; in private mode only what the model takes for it."""
+    def pictures(self, state: State, env: Env, count: int, rng: np.random.Generator) -> Pictures | None:
+        """What the decoder makes of all means that were shared; in private mode only what the model takes for it.
+
+        A row for each class of which there is at least half a row of a contact sheet, as many images in each.
+        """
         if state.decoder is None or not state.latents:
             return None
         decoder, model = decoder_of(env, self.name), latent_model(env.model(), self.name)
@@ -263,7 +268,12 @@ class FedDpms(Method[State]):
         load(model, state.weights)
         means = NoisyMeans(torch.cat([*state.latents.values()]), torch.cat([*state.labels.values()]))
         made = _synthesis(env, decoder, model, means)
-        return made.x, made.y
+        rows = {c: made.x[made.y == c] for c in range(env.num_classes) if int((made.y == c).sum()) >= _SHOWN}
+        if not rows:
+            return None
+        size = min(count, *map(len, rows.values()))
+        spread = {c: torch.linspace(0, len(x) - 1, size).long() for c, x in rows.items()}  # over all who shared
+        return Pictures({f"class {c}": x[spread[c]] for c, x in rows.items()}, {}, (made.x, made.y))
 
     # The client half
 

@@ -27,7 +27,6 @@ from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.zero_shot import Made, ZeroShotParams, inversion, require_statistics
 from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate, in_batches
 from fedrpc.problem import Problem
-from fedrpc.report.contact_sheet import show_made
 from fedrpc.report.generated import show_generated
 from fedrpc.report.reading import Run, read_run
 from fedrpc.report.sheet import MAX_COLUMNS, draw_sheet, write_text
@@ -58,9 +57,6 @@ def show_synthetic(
     problem = Problem(build(run.config), data_dir)
     if type(problem.method).overrides("pictures"):
         show_generated(run, problem, oracle_epochs, console)
-        return
-    if type(problem.method).overrides("synthetic"):
-        show_made(folder, data_dir, console)
         return
     own = problem.params if isinstance(problem.params, ZeroShotParams) else ZeroShotParams()
     changed = {"samples_per_class": per_class} | ({"iterations": iterations} if iterations else {})

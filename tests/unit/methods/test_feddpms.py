@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -281,12 +282,19 @@ def test_only_in_private_mode_does_the_receiver_filter_and_with_the_public_model
 
 def test_what_was_made_can_be_looked_at():
     run = played()
-    method, env = run.problem.method, run.problem.env
-    assert method.synthetic(env, run.states[2]) is None, "nobody has shared yet"
-    x, y = method.synthetic(env, run.state)
-    count = sum(int((labels != NONE).sum()) for labels in run.state.labels.values())
-    assert x.shape == (count, 1, 28, 28)
-    assert len(y) == count > 0
+    method, env, rng = run.problem.method, run.problem.env, np.random.default_rng(0)
+    assert method.pictures(run.states[2], env, 16, rng) is None, "nobody has shared yet"
+    labels = torch.tensor([1] * 20 + [4] * 9 + [7] * 3 + [NONE] * 2)
+    state = dataclasses.replace(run.state, latents={0: torch.rand(34, LATENT)}, labels={0: labels})
+    found = method.pictures(state, env, 16, rng)
+    assert {name: x.shape for name, x in found.samples.items()} == {
+        "class 1": (9, 1, 28, 28),
+        "class 4": (9, 1, 28, 28),
+    }
+    x, y = found.given
+    assert torch.equal(y, labels[:32])
+    assert torch.equal(found.samples["class 4"], x[20:29])
+    assert torch.equal(found.samples["class 1"][[0, -1]], x[[0, 19]]), "the first and the last of them"
 
 
 # Restarts, lost stores and lies
