@@ -316,11 +316,6 @@ def data_prepare(
     prepare_with_progress(name, folder, source, console)
 
 
-@deploy_app.callback()
-def deploy() -> None:
-    """Runs on Kubernetes."""
-
-
 @deploy_app.command()
 def render(
     image: Annotated[str, typer.Option(help="The image; deploy/Dockerfile makes it.")],

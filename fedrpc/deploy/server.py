@@ -23,7 +23,7 @@ def _service(deployment: Deployment) -> Manifest:
             # Clients knock until it opens; a name that is missing meanwhile would be remembered as missing.
             "publishNotReadyAddresses": True,
             "selector": deployment.labels("server"),
-            "ports": [{"name": "grpc", "port": shape.PORT, "targetPort": "grpc", "appProtocol": "grpc"}],
+            "ports": [{"name": "grpc", "port": shape.PORT, "targetPort": "grpc"}],
         },
     }
 

@@ -51,7 +51,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     ours, theirs = trustme.CA(), trustme.CA()
     for name, ca in (("ca", ours), ("stranger-ca", theirs)):
         ca.cert_pem.write_to_path(folder / f"{name}.pem")
-    issued = [("server", ours, "localhost"), ("stranger", theirs, "client-0")]
+    issued = [("server", ours, "localhost"), ("stranger", theirs, "client-0"), ("pods", ours, "pods")]
     issued += [(f"client-{client}", ours, f"client-{client}") for client in range(NUM_CLIENTS)]
     for name, ca, subject in issued:
         names = ("localhost", "127.0.0.1") if name == "server" else (f"{subject}.example.org",)
@@ -142,6 +142,22 @@ def test_a_run_over_mutual_tls_comes_to_the_same_model(
     assert sizes["method"] == plain["method"], "TLS is below the messages"
     for direction in ("down", "up"):
         assert sizes["total"][direction]["kernel"] > plain["total"][direction]["kernel"]
+
+
+def test_one_certificate_for_all_clients_when_the_server_says_so(
+    certificates: Certificates, tmp_path: Path, programs: Programs
+) -> None:
+    """As on a cluster, where pods are all of one template; a certificate of another name stays out."""
+    words = ["--tls-client-ca", str(certificates.folder / "ca.pem"), "--tls-client-name", "pods"]
+    server = programs.server(
+        tmp_path / "run", *words, *certificates.named("server"), *settings(clients=2, rounds=1, train_size=40)
+    )
+    address = server.address()
+    ended = programs.client(address, 0, tmp_path / "state", "--wait-s", "1", *certificates.words("client-0"))
+    assert_one_line(ended, CONFIG, "the certificate is for", "client-0", "not for pods")
+    clients = [programs.client(address, i, tmp_path / "state", *certificates.words("pods")) for i in range(2)]
+    for program in (server, *clients):
+        program.completed()
 
 
 def test_tls_without_client_certificates(certificates: Certificates, tmp_path: Path, programs: Programs) -> None:
