@@ -273,6 +273,7 @@ class Coordinator:
         cost, fedavg = self._method.cost(shapes), summary.fedavg_cost(self._problem, shapes)
         rows = self._book.all_rows()
         return summary.heading(self._config, self._desk.run_id, self._config.rounds) | {
+            "caveat": self._method.caveat(self._problem.params),
             "accuracy": summary.accuracy(self._records.all()),
             "privacy": privacy.summarise(
                 privacy.read(self._out / "privacy.jsonl"), self._config.privacy.delta, self._config.privacy.noise

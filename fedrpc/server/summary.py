@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 import fedrpc
-from fedrpc.config import RunConfig, params_of
-from fedrpc.methods import METHODS
+from fedrpc.config import RunConfig
 from fedrpc.methods.base import Cost, Shapes
 from fedrpc.methods.fedavg import FedAvg
 from fedrpc.metrics import curve
@@ -127,5 +126,4 @@ def heading(config: RunConfig, run_id: str, num_rounds: int) -> dict[str, Any]:
         "version": fedrpc.__version__,
         "run_id": run_id,
         "config_hash": config.hash,
-        "caveat": METHODS[config.method]().caveat(params_of(config)),
     }

@@ -67,7 +67,7 @@ def test_set_takes_toml_values_and_plain_words() -> None:
         ({"lr": 0.1}, "There is 'train.lr'."),
         ({"train": {"epoch": 1}}, "Did you mean 'train.epochs'?"),
         ({"method": "fedprox", "params": {"muu": 1}}, "Did you mean 'params.mu'?"),
-        ({"method": "fedaverage"}, "Did you mean 'fedavg'?"),
+        ({"method": "fedavgs"}, "Did you mean 'fedavg'?"),
     ],
 )
 def test_a_wrong_name_gets_the_right_one(values: dict[str, object], said: str) -> None:
