@@ -278,7 +278,7 @@ class Played:
 
     def measured(self) -> dict[str, dict[str, int]]:
         """Tensor bytes by direction and kind, without zeros."""
-        method = totals(self.rows.items())["method"]
+        method = totals(self.rows)["method"]
         return {
             side: {kind: sums["tensor"] for kind, sums in method[side]["by_kind"].items() if sums["tensor"]}
             for side in ("down", "up")

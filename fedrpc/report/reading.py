@@ -14,21 +14,20 @@ from fedrpc.errors import ConfigError
 from fedrpc.metrics import records as records_file
 from fedrpc.wire import ledger as wire_ledger
 from fedrpc.wire.kinds import DIRECTIONS
-from fedrpc.wire.ledger import EVALUATE, SESSION, Key, Sums
+from fedrpc.wire.ledger import Key, Sums
 
 FILES = ("config.toml", "summary.json", "partition.json", "records.jsonl", "ledger.jsonl")
 
 
 @dataclass
 class Flow:
-    """Message bytes by direction: the method's own, and the rest (session, evaluation, aborted attempts)."""
+    """Message bytes by direction: the method's own, and the rest (session, evaluation, retries)."""
 
     own: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DIRECTIONS, 0))
     rest: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DIRECTIONS, 0))
 
-    def add(self, key: Key, sums: Sums) -> None:
-        """Books one row of the ledger, by the rule that `bytes.method` of summary.json follows."""
-        outside = key.aborted or key.phase in (SESSION, EVALUATE)
+    def add(self, key: Key, sums: Sums, *, outside: bool) -> None:
+        """Books one row of the ledger."""
         (self.rest if outside else self.own)[key.direction] += sums.message_bytes
 
     @property
@@ -92,9 +91,11 @@ class Run:
         rounds: dict[int, Flow] = {}
         clients: dict[int, Flow] = {client: Flow() for client in range(self.summary["num_clients"])}
         parts: dict[tuple[str, str, str], Sums] = {}
-        for key, sums in self.ledger():
-            rounds.setdefault(key.round, Flow()).add(key, sums)
-            clients.setdefault(key.client, Flow()).add(key, sums)
+        rows = list(self.ledger())
+        outside = wire_ledger.outside([key for key, _ in rows])  # the rule of `bytes.method` in summary.json
+        for key, sums in rows:
+            rounds.setdefault(key.round, Flow()).add(key, sums, outside=key in outside)
+            clients.setdefault(key.client, Flow()).add(key, sums, outside=key in outside)
             parts.setdefault((key.phase, key.kind, key.direction), Sums()).add(sums)
         return Traffic(dict(sorted(rounds.items())), clients, dict(sorted(parts.items())))
 

@@ -82,7 +82,7 @@ def exposure(rows: ledger.Rows, num_clients: int) -> dict[str, float]:
 
 def bytes_part(rows: ledger.Rows, cost: Cost, fedavg: Cost, kernel: Mapping[str, int], note: str) -> dict[str, Any]:
     """The bytes part: three layers, the method's own by kind, the formula beside it."""
-    sums = ledger.totals(rows.items())
+    sums = ledger.totals(rows)
     for direction in ("down", "up"):
         sums["total"][direction]["kernel"] = kernel[direction]
     message = sum(sums["total"][d]["message"] for d in ("down", "up"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -210,21 +210,42 @@ class LedgerFile:
         return rows
 
 
-def totals(rows: Iterable[tuple[Key, Sums]]) -> dict[str, Any]:
+def outside(keys: Collection[Key]) -> set[Key]:
+    """Those of a run's rows that are no cost of its method: session, evaluation, aborted attempts and repetitions.
+
+    A completed attempt repeats when an earlier one of its phase and client was whole; when one was aborted, it makes up
+    for that.
+    """
+    whole: dict[tuple[int, str, str, int], int] = {}
+    broken = {_question(key) for key in keys if key.aborted}
+    for key in keys:
+        if not key.aborted:
+            whole[_question(key)] = min(key.attempt, whole.get(_question(key), key.attempt))
+    repeated = {key for key in keys if not key.aborted and _question(key) not in broken}
+    repeated = {key for key in repeated if key.attempt > whole[_question(key)]}
+    return repeated | {key for key in keys if key.aborted or key.phase in _OUTSIDE}
+
+
+def _question(key: Key) -> tuple[int, str, str, int]:
+    return key.round, key.phase, key.direction, key.client
+
+
+def totals(rows: Mapping[Key, Sums]) -> dict[str, Any]:
     """The byte sums of summary.json: total, the method's own by kind, and what retries cost."""
     total = {d: Sums() for d in DIRECTIONS}
     method = {d: Sums() for d in DIRECTIONS}
     by_kind: dict[str, dict[str, Sums]] = {d: {} for d in DIRECTIONS}
     aborted, redelivered = ({d: Sums() for d in DIRECTIONS} for _ in range(2))
-    for key, sums in rows:
+    not_its_own = outside(rows.keys())
+    for key, sums in rows.items():
         total[_dir(key)].add(sums)
-        if key.aborted:
-            aborted[_dir(key)].add(sums)
-        elif key.phase not in _OUTSIDE:
+        if key not in not_its_own:
             method[_dir(key)].add(sums)
             by_kind[key.direction].setdefault(key.kind, Sums()).add(sums)
-            if key.attempt:
-                redelivered[_dir(key)].add(sums)
+        elif key.aborted:
+            aborted[_dir(key)].add(sums)
+        elif key.phase not in _OUTSIDE:
+            redelivered[_dir(key)].add(sums)
     return {
         "total": {d: _brief(total[d]) for d in DIRECTIONS},
         "method": {

@@ -176,7 +176,10 @@ def test_the_server_ends_twice_in_the_middle_of_rounds_and_clients_stay(
                 assert sums["tensor_bytes"] == WEIGHTS_BYTES
         where = {"client": 2, "round": round_index, "phase": "fit", "kind": "weights"}
         assert out.attempts(**where, direction="down") == [0, 1]
-    assert out.summary["bytes"]["redelivered"]["down"]["tensor"] == 2 * WEIGHTS_BYTES
+    sizes = out.summary["bytes"]
+    assert sizes["redelivered"]["down"]["tensor"] == 2 * WEIGHTS_BYTES
+    own = sum(sizes["method"][direction]["tensor"] for direction in ("down", "up"))
+    assert own == sizes["predicted"]["total"], "what is sent again is no cost of the method's"
     assert "resumed" in out.summary["bytes"]["kernel_note"]
 
 

@@ -60,7 +60,7 @@ def records(
 
 
 def summary_of(config: RunConfig, rows: list[tuple[Key, Sums]], told: list[dict[str, Any]]) -> dict[str, Any]:
-    sums = totals(rows)
+    sums = totals(dict(rows))
     for direction, extra in (("down", 1234), ("up", 4321)):
         sums["total"][direction]["kernel"] = sums["total"][direction]["message"] + extra
     finished = [row for row in told if row["event"] == "round_finished" and "accuracy" in row]
