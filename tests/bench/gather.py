@@ -1,6 +1,7 @@
 """Gathers finished runs into one file of results: `python -m tests.bench.gather OUT.json "COMMAND" RUN...`.
 
-Every figure is read from a run's own summary.json, so that nothing is typed by hand.
+Every figure is read from a run's own summary.json and records.jsonl, so that nothing is typed by hand; runs are named
+by their directories. What the file has beside `command`, `setting` and `runs`, such as a paper's figures, stays.
 """
 
 from __future__ import annotations
@@ -12,16 +13,36 @@ from typing import Any
 
 SETTING = ("dataset", "partition", "model", "num_clients", "seed")
 ACCURACY = ("last10", "global", "best", "best_round", "class_variance", "client_mean", "client_variance")
+OVER_ROUNDS = ("class_variance", "client_mean", "client_variance")
+TAIL = 10
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / "summary.json").read_text())
+
+
+def late_means(run: Path) -> dict[str, float]:
+    """Means over the evaluations of the last ten rounds: single rounds swing."""
+    rows = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if row["event"] == "evaluated" and not row.get("final")]
+    late = [row for row in rows if row["round"] > rows[-1]["round"] - TAIL]
+    found = {}
+    for name in OVER_ROUNDS:
+        values = [row[name] for row in late if row.get(name) is not None]
+        if values:
+            found[f"{name}_mean_of_{len(values)}"] = round(sum(values) / len(values), 3)
+    return found
 
 
 def gathered(run: Path) -> dict[str, Any]:
     """What is worth comparing of one run."""
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     accuracy = {name: summary["accuracy"].get(name) for name in ACCURACY}
     tensors = {side: summary["bytes"]["method"][side]["tensor"] for side in ("down", "up")}
     return {
         "rounds": summary["num_rounds"],
         "accuracy": {name: round(value, 3) for name, value in accuracy.items() if value is not None},
+        "last_ten_rounds": late_means(run),
         "tensor_bytes": tensors,
         "as_predicted": sum(tensors.values()) == summary["bytes"]["predicted"]["total"],
         "overhead_vs_fedavg": round(summary["bytes"]["overhead_vs_fedavg"], 4),
@@ -33,13 +54,12 @@ def gathered(run: Path) -> dict[str, Any]:
 
 def main(out: Path, command: str, runs: list[Path]) -> None:
     """Writes the file; what runs have in common is told once."""
-    first = json.loads((runs[0] / "summary.json").read_text())
-    setting = {name: first[name] for name in SETTING}
+    setting = {name: summary_of(runs[0])[name] for name in SETTING}
     for run in runs:
-        other = json.loads((run / "summary.json").read_text())
-        assert {name: other[name] for name in SETTING} == setting, f"{run} is of another setting"
-    results = {json.loads((run / "summary.json").read_text())["method"]: gathered(run) for run in runs}
-    text = json.dumps({"command": command, "setting": setting, "runs": results}, indent=1)
+        assert {name: summary_of(run)[name] for name in SETTING} == setting, f"{run} is of another setting"
+    kept = json.loads(out.read_text()) if out.exists() else {}
+    results = kept.get("runs", {}) | {run.name: gathered(run) for run in runs}
+    text = json.dumps(kept | {"command": command, "setting": setting, "runs": results}, indent=1)
     out.write_text(text + "\n")
 
 
