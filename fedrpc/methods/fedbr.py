@@ -50,7 +50,7 @@ from fedrpc.methods.blocks.pool import (
     view_of_means,
 )
 from fedrpc.methods.blocks.train import optimizer_of
-from fedrpc.methods.fedavg import FedAvg, Global, Update
+from fedrpc.methods.fedavg import FedAvg, Global, Update, update_of
 from fedrpc.models import staged
 from fedrpc.models.state import load, tensors
 from fedrpc.wire.kinds import Kind
@@ -244,7 +244,7 @@ class FedBR(FedAvg):
         )
         report = ctx.train(model, loss)
         ctx.store.put(_PROJECTOR, Kept(tensors(projector)))
-        return Update(tensors(model), report.num_examples, torch.tensor(report.epoch_losses, dtype=torch.float64))
+        return update_of(ctx, model, report)
 
     def _projector(self, ctx: ClientContext, features: int) -> nn.Module:
         projector = ctx.env.build("fedbr-projector", lambda: projector_for(features)).to(ctx.device)

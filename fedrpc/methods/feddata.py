@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -35,8 +35,8 @@ from fedrpc.methods.base import (
     register,
 )
 from fedrpc.methods.blocks.pool import POOL, Layout, Nothing, check_labels, collect, found_again, hand_out, share
-from fedrpc.methods.fedavg import FedAvg, Global, Update
-from fedrpc.models.state import load, tensors
+from fedrpc.methods.fedavg import FedAvg, Global, Update, update_of
+from fedrpc.models.state import load
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 
@@ -157,8 +157,7 @@ class FedData(FedAvg):
         model = ctx.model()
         load(model, msg.weights)
         report = ctx.train(model, self.objective(ctx, msg), data=data)
-        losses = torch.tensor(report.epoch_losses, dtype=torch.float64)
-        return Update(tensors(model), len(ctx.data.train), losses)
+        return update_of(ctx, model, replace(report, num_examples=len(ctx.data.train)))
 
     def shared(self, state: Global, clients: Sequence[PastClient]) -> SharedItems | None:
         """The pool, unpacked. Every client left its own items out of what it kept, so another one's has these."""

@@ -53,10 +53,9 @@ from fedrpc.methods.base import (
     on,
     register,
 )
-from fedrpc.methods.blocks.mean import WeightedMean
 from fedrpc.methods.blocks.mixup import EndlessOrder, mix, one_hot, soft_cross_entropy
 from fedrpc.methods.blocks.pool import Layout, check_labels, share
-from fedrpc.methods.fedavg import Global, Update, cross_entropy
+from fedrpc.methods.fedavg import Average, Global, Update, cross_entropy, update_of
 from fedrpc.metrics.features import dcor2, distance_correlation, null_value
 from fedrpc.models import split, staged
 from fedrpc.models.state import load, tensors
@@ -301,15 +300,15 @@ class Flea(Method[Start]):
 
     async def round(self, state: Start, rnd: Round) -> Start:
         """Asks the cohort to train, averages, and has the same clients extract the next buffer with the average."""
-        mean, losses = WeightedMean(), {}
+        average = Average(rnd)
         async for reply in rnd.ask(FIT, state):
-            await rnd.compute(mean.add, reply.body.weights, reply.body.num_examples)
-            losses[reply.client] = reply.body.losses.tolist()
-        rnd.record(local_losses=losses)
-        weights = mean.value
+            await average.add(reply.client, reply.body)
+        if not average.losses:
+            return state
+        weights = average.weights
         if rnd.params.alpha == 0:
             return Start(weights)
-        return Start(weights, await self._gather(weights, list(losses), rnd))
+        return Start(weights, await self._gather(weights, list(average.losses), rnd))
 
     async def _gather(self, weights: Tensors, trained: Sequence[ClientId], rnd: Round) -> Features | None:
         layout = await rnd.compute(layout_of, rnd.env)
@@ -329,7 +328,7 @@ class Flea(Method[Start]):
         model = ctx.model()
         load(model, msg.weights)
         report = ctx.train(model, self.objective(ctx, msg))
-        return Update(tensors(model), report.num_examples, torch.tensor(report.epoch_losses, dtype=torch.float64))
+        return update_of(ctx, model, report)
 
     def objective(self, ctx: ClientContext, msg: Start) -> Loss:
         """Equation 6, or plain cross-entropy where nothing else is left of it."""

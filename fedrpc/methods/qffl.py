@@ -147,7 +147,7 @@ class QFfl(FedAvg):
         batches = ctx.data.train.batches(BATCH_SIZE)
         judged = evaluate(model, batches, num_classes=ctx.data.num_classes, device=ctx.device)
         update = super().fit(ctx, msg)
-        return FairUpdate(update.weights, update.num_examples, update.losses, judged.loss or 0.0)
+        return FairUpdate(**vars(update), loss=judged.loss or 0.0)
 
     def cost(self, shapes: Shapes) -> Cost:
         """FedAvg's, and one more scalar up for each participation."""
