@@ -35,12 +35,13 @@ class Update:
     losses: Tensor = part(Kind.SCALARS)
 
 
-def _check(question: Global, answer: Update) -> None:
+def check_update(question: Global, answer: Update) -> None:
+    """Raises ValueError when an update makes no sense."""
     if answer.num_examples < 0 or answer.losses.dtype != torch.float64 or answer.losses.dim() != 1:
         raise ValueError("an update needs a sample count of at least 0 and a loss for each epoch")
 
 
-FIT = Phase("fit", Global, Update, same=("weights",), check=_check)
+FIT = Phase("fit", Global, Update, same=("weights",), check=check_update)
 
 
 def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

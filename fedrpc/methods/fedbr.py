@@ -23,19 +23,7 @@ from pydantic import ByteSize, Field
 from torch import Tensor, nn
 
 from fedrpc.methods import base
-from fedrpc.methods.base import (
-    ClientContext,
-    Cost,
-    Env,
-    PastClient,
-    Phase,
-    Round,
-    Shapes,
-    SharedItems,
-    View,
-    on,
-    register,
-)
+from fedrpc.methods.base import ClientContext, Cost, Env, Phase, Round, Shapes, on, register
 from fedrpc.methods.blocks.mixup import one_hot, soft_cross_entropy
 from fedrpc.methods.blocks.pool import (
     POOL,
@@ -208,7 +196,7 @@ class FedBR(FedAvg):
             if len(items.x) > most:
                 raise ValueError(f"a client sends at most {most} means, got {len(items.x)}")
 
-        pool = await collect(rnd, COLLECT, layout_of(rnd.env), max_bytes=rnd.params.max_pool, check=check)
+        pool = await collect(rnd, COLLECT, layout_of(rnd.env), check)
         await hand_out(rnd, DISTRIBUTE, Pseudo(pool.x[: rnd.params.num_items].clone()))
         return state
 
@@ -253,12 +241,12 @@ class FedBR(FedAvg):
             load(projector, kept.weights)
         return projector
 
-    def shared(self, state: Global, clients: Sequence[PastClient]) -> SharedItems | None:
+    def shared(self, state: Global, clients: Sequence[base.PastClient]) -> base.SharedItems | None:
         """The pool, as any client keeps it; what the server did not keep is nowhere."""
         pools = found_again(clients, Pseudo)
-        return SharedItems(pools[0].x) if pools else None
+        return base.SharedItems(pools[0].x) if pools else None
 
-    def view(self, env: Env, weights: Tensors, device: torch.device) -> View:
+    def view(self, env: Env, weights: Tensors, device: torch.device) -> base.View:
         """Means of groups; there is nothing of a model in them."""
         return view_of_means(env.params.mean_size, part_of(env))
 

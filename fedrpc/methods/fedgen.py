@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedrpc.methods import base, fedavg
+from fedrpc.methods import base
 from fedrpc.methods.base import ClientContext, Cost, Env, Loss, Method, Phase, Round, Shapes, on, register
 from fedrpc.methods.blocks.generation import conditioned, diversity, train_generator
-from fedrpc.methods.fedavg import Average, FedAvg, Global, Update, cross_entropy, update_of
+from fedrpc.methods.fedavg import Average, FedAvg, Global, Update, check_update, cross_entropy, update_of
 from fedrpc.models import staged
 from fedrpc.models.state import load, payload_bytes, tensors
 from fedrpc.wire.kinds import Kind
@@ -53,8 +53,7 @@ class Counted(Update):
 
 
 def _check(question: Guide, answer: Counted) -> None:
-    assert fedavg.FIT.check is not None
-    fedavg.FIT.check(question, answer)
+    check_update(question, answer)
     counts, num_classes = answer.label_counts, len(question.weights[_HEAD[0]])
     if counts.dtype != torch.int32 or counts.shape != (num_classes,) or bool((counts < 0).any()):
         raise ValueError(f"label counts should be {num_classes} int32 of 0 or more")

@@ -25,10 +25,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods import base, fedavg
+from fedrpc.methods import base
 from fedrpc.methods.base import ClientContext, Cost, Env, Loss, Method, Phase, Round, Shapes, on, register
 from fedrpc.methods.blocks.generation import conditioned, diversity, train_generator
-from fedrpc.methods.fedavg import Average, FedAvg, Global, Update, cross_entropy, update_of
+from fedrpc.methods.fedavg import Average, FedAvg, Global, Update, check_update, cross_entropy, update_of
 from fedrpc.models.state import load, payload_bytes, tensors
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
@@ -51,7 +51,7 @@ class State(Guide):
     moments: Tensors | None = part(Kind.WEIGHTS, default=None)
 
 
-FIT = Phase("fit", Guide, Update, same=("weights",), check=fedavg.FIT.check)
+FIT = Phase("fit", Guide, Update, same=("weights",), check=check_update)
 
 
 class Generator(nn.Module):

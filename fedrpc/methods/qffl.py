@@ -22,8 +22,7 @@ from fedrpc.errors import ConfigError, QuorumError
 from fedrpc.methods import base
 from fedrpc.methods.base import ClientContext, Cost, Env, Phase, Round, Shapes, on, register
 from fedrpc.methods.blocks.mean import WeightedMean
-from fedrpc.methods.fedavg import FIT as PLAIN_FIT
-from fedrpc.methods.fedavg import FedAvg, Global, Update
+from fedrpc.methods.fedavg import FedAvg, Global, Update, check_update
 from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate
 from fedrpc.models.state import load
 from fedrpc.wire.kinds import Kind
@@ -40,8 +39,7 @@ class FairUpdate(Update):
 
 
 def _check(question: Global, answer: FairUpdate) -> None:
-    if PLAIN_FIT.check is not None:
-        PLAIN_FIT.check(question, answer)
+    check_update(question, answer)
     if not 0 <= answer.loss < math.inf:
         raise ValueError(f"the loss of the received model should be a number of at least 0, got {answer.loss}")
 
