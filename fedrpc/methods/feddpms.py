@@ -39,15 +39,15 @@ from torch import Tensor, nn
 
 from fedrpc.data.examples import Examples
 from fedrpc.errors import ConfigError
-from fedrpc.methods import base, fedavg
+from fedrpc.methods import base
 from fedrpc.methods.base import ClientContext, ClientId, Cost, Env, Method, Phase, Pictures, Round, Shapes, on, register
 from fedrpc.methods.blocks.dpms_bytes import Tally, overheads
 from fedrpc.methods.blocks.dpms_privacy import FILTERED, NAMED, clipped, covering, privacy_record
-from fedrpc.methods.blocks.latent_means import NONE, NoisyMean, NoisyMeans, abundant, matched, room, scarce, usable
+from fedrpc.methods.blocks.latent_means import NONE, NoisyMeans, abundant, matched, room, scarce, usable
 from fedrpc.methods.blocks.mean import WeightedMean
 from fedrpc.methods.blocks.pool import Nothing, check_labels
 from fedrpc.methods.blocks.vae import Pixels, VaeLoss, decoder_of
-from fedrpc.methods.fedavg import Average, Global, Update, cross_entropy, update_of
+from fedrpc.methods.fedavg import Average, Global, Update, check_update, cross_entropy, update_of
 from fedrpc.models.dpms import Decoder, Dpms, Vae, latent_model
 from fedrpc.models.state import load, tensors
 from fedrpc.privacy.mechanisms import public
@@ -142,9 +142,9 @@ class State(Global):
     holders: list[int] = part(Kind.SCALARS)
 
 
-PRETRAIN = Phase("pretrain", Start, Pretrained, same=("weights",), check=fedavg.FIT.check)
+PRETRAIN = Phase("pretrain", Start, Pretrained, same=("weights",), check=check_update)
 SCARCE = Phase("scarce", Nothing, Classes)
-FIT = Phase("fit", Lesson, Trained, same=("weights",), check=fedavg.FIT.check)
+FIT = Phase("fit", Lesson, Trained, same=("weights",), check=check_update)
 SHARE = Phase("share", Invitation, Shared)
 
 
@@ -336,8 +336,7 @@ async def _pretrained(state: State, rnd: Round) -> State:
     layout = _layout(tensors(decoder_of(rnd.env, FedDpms.name))) if wanted else {}
 
     def check(question: Start, answer: Pretrained) -> None:
-        assert fedavg.FIT.check is not None
-        fedavg.FIT.check(question, answer)
+        check_update(question, answer)
         if (got := _layout(answer.decoder or {})) != layout:
             raise ValueError(f"expected {'the' if wanted else 'no'} decoder, got {len(got)} tensors: {list(got)[:4]}")
 
@@ -543,8 +542,9 @@ def _filtered(ctx: ClientContext, model: Dpms, msg: Invitation) -> Shared:
         if c == NONE:
             continue
         mean = _latents(ctx, model, (ctx.data.train.y == c).nonzero()[:, 0]).mean(dim=0)
-        draws = NoisyMean(mean, params.sigma, noise)
-        found, tried[row] = usable(draws, partial(passes, c), quota=params.alpha, tries=params.tries)
+        found, tried[row] = usable(
+            mean, params.sigma, noise, partial(passes, c), quota=params.alpha, tries=params.tries
+        )
         latents[row, : len(found)], labels[row, : len(found)] = found, c
     return Shared(
         NoisyMeans(
