@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
@@ -58,35 +59,7 @@ EpsilonBudget = Annotated[float | None, typer.Option(help="A client that would s
 Insecure = Annotated[bool, typer.Option("--insecure", help="Speak in the clear beyond loopback.")]
 
 
-def _values(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a command's options, by their names, say of the run: recipe, then file, then options, then --set."""
-    recipe, file, items = options["recipe"], options["config_file"], options["set_"]
-    layers = [config.recipe(recipe) if recipe else {}, config.read_toml(file) if file else {}]
-    given = {name: options[name] for name in config.RunConfig.model_fields if options.get(name) is not None}
-    given |= _privacy(options.get("dp_sgd"), options.get("epsilon_budget"))
-    return config.merged({}, *layers, given, config.parse_set(items or []))
-
-
-def _privacy(dp_sgd: str | None, epsilon_budget: float | None) -> dict[str, Any]:
-    given: dict[str, Any] = {"epsilon_budget": epsilon_budget} if epsilon_budget is not None else {}
-    if dp_sgd is not None:
-        given["dp_sgd"] = config.parse_set(item.strip() for item in dp_sgd.split(","))
-    return {"privacy": given} if given else {}
-
-
-def _default_out(run: config.RunConfig) -> Path:
-    return Path("runs") / f"{run.method}-{run.dataset}-{run.hash[:8]}"
-
-
-def _level(name: str) -> str:
-    if name not in ("debug", "info", "warning", "error"):
-        raise UnknownName("log level", name, ("debug", "info", "warning", "error"))
-    return name
-
-
-@app.command()
-def run(
-    method: Method = None,
+def _settings(
     dataset: Dataset = None,
     partition: Partition = None,
     model: Model = None,
@@ -101,9 +74,59 @@ def run(
     set_: Set = None,
     recipe: Recipe = None,
     config_file: ConfigFile = None,
+) -> None:
+    """The options that say what is run, in every command that has anything to do with it."""
+
+
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Has a command take these options as its `**options`: after its first ones, and before those by keyword alone."""
+    own = inspect.signature(command, eval_str=True).parameters
+    first = {name: each for name, each in own.items() if each.kind is each.POSITIONAL_OR_KEYWORD}
+    last = {name: each for name, each in own.items() if each.kind is each.KEYWORD_ONLY}
+    common = inspect.signature(_settings, eval_str=True).parameters
+    both = first | {name: each.replace(kind=each.KEYWORD_ONLY) for name, each in common.items()} | last
+    command.__signature__ = inspect.Signature(list(both.values()))  # type: ignore[attr-defined]
+    return command
+
+
+def _values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a command's options say of the run: recipe, then file, then options, then --set."""
+    return config.merged({}, *_layers(options), _given(options), config.parse_set(options["set_"] or []))
+
+
+def _layers(options: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    recipe, file = options["recipe"], options["config_file"]
+    return [config.recipe(recipe) if recipe else {}, config.read_toml(file) if file else {}]
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: options[name] for name in config.RunConfig.model_fields if options.get(name) is not None}
+    budget, dp_sgd = options["epsilon_budget"], options["dp_sgd"]
+    privacy: dict[str, Any] = {"epsilon_budget": budget} if budget is not None else {}
+    if dp_sgd is not None:
+        privacy["dp_sgd"] = config.parse_set(item.strip() for item in dp_sgd.split(","))
+    return given | ({"privacy": privacy} if privacy else {})
+
+
+def _default_out(run: config.RunConfig) -> Path:
+    return Path("runs") / f"{run.method}-{run.dataset}-{run.hash[:8]}"
+
+
+def _level(name: str) -> str:
+    if name not in ("debug", "info", "warning", "error"):
+        raise UnknownName("log level", name, ("debug", "info", "warning", "error"))
+    return name
+
+
+@app.command()
+@_with_settings
+def run(
+    method: Method = None,
+    *,
     data_dir: DataDir = None,
     out: Out = None,
     log_level: LogLevel = "warning",
+    **options: Any,
 ) -> None:
     """Run one method: a server and all its clients as processes on this machine.
 
@@ -111,24 +134,15 @@ def run(
     """
     from fedrpc.launch.local import run_local
 
-    settings = config.build(_values(locals()))
+    settings = config.build(_values(options | {"method": method}))
     run_local(settings, out or _default_out(settings), data_dir, _level(log_level), console)
 
 
 @app.command()
+@_with_settings
 def compare(
     methods: Annotated[str, typer.Option(help="The methods, with commas between them; see `fedrpc list methods`.")],
-    dataset: Dataset = None,
-    partition: Partition = None,
-    model: Model = None,
-    clients: Clients = None,
-    fraction: Fraction = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    parallel: Parallel = None,
-    device: Device = None,
-    dp_sgd: DpSgd = None,
-    epsilon_budget: EpsilonBudget = None,
+    *,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -137,14 +151,13 @@ def compare(
             "METHOD.params.NAME to that one alone.",
         ),
     ] = None,
-    recipe: Recipe = None,
-    config_file: ConfigFile = None,
     data_dir: DataDir = None,
     out: Annotated[
         Path | None, typer.Option(help="Holds a run directory for each; runs/compare-<dataset>-<hash> when not given.")
     ] = None,
     baseline: Annotated[bool, typer.Option(help="Add FedAvg to the methods.")] = True,
     log_level: LogLevel = "warning",
+    **options: Any,
 ) -> None:
     """Run several methods on the same split, from the same model, with the same cohorts, and hold them side by side.
 
@@ -156,19 +169,7 @@ def compare(
     """
     from fedrpc.launch.compare import Request, compare_local
 
-    layers = [config.recipe(recipe) if recipe else {}, config.read_toml(config_file) if config_file else {}]
-    options = {
-        "dataset": dataset,
-        "partition": partition,
-        "model": model,
-        "clients": clients,
-        "fraction": fraction,
-        "rounds": rounds,
-        "seed": seed,
-        "parallel": parallel,
-        "device": device,
-    } | _privacy(dp_sgd, epsilon_budget)
-    request = Request(methods, baseline, layers, options, set_ or [])
+    request = Request(methods, baseline, _layers(options), _given(options), set_ or [])
     compare_local(request, out, data_dir, _level(log_level), console)
 
 
@@ -317,22 +318,11 @@ def data_prepare(
 
 
 @deploy_app.command()
+@_with_settings
 def render(
     image: Annotated[str, typer.Option(help="The image; deploy/Dockerfile makes it.")],
     method: Method = None,
-    dataset: Dataset = None,
-    partition: Partition = None,
-    model: Model = None,
-    clients: Clients = None,
-    fraction: Fraction = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    device: Device = None,
-    dp_sgd: DpSgd = None,
-    epsilon_budget: EpsilonBudget = None,
-    set_: Set = None,
-    recipe: Recipe = None,
-    config_file: ConfigFile = None,
+    *,
     clients_per_pod: Annotated[int, typer.Option(min=1, help="Clients in each pod, forked from one process.")] = 1,
     data_pvc: Annotated[str | None, typer.Option(help="A claim with prepared data sets.")] = None,
     state_pvc: Annotated[
@@ -346,36 +336,25 @@ def render(
     server_cpu: Annotated[str | None, typer.Option(help="Of the server; 1 when not given.")] = None,
     client_memory: Annotated[str | None, typer.Option(help="Of a client pod; by its clients when not given.")] = None,
     client_cpu: Annotated[str | None, typer.Option(help="Of a client pod; by its clients when not given.")] = None,
+    **options: Any,
 ) -> None:
     """Print the Kubernetes manifests of a run: nobody edits YAML by hand.
 
     fedrpc deploy render --config run.toml --clients 500 --clients-per-pod 20 --image IMAGE | kubectl apply -f -
     """
+    where = locals()
     from fedrpc.deploy.render import configuration, deployment
     from fedrpc.deploy.render import render as rendered
 
-    given = locals()
-    typer.echo(rendered(deployment(configuration(_values(given)), given)), nl=False)
+    typer.echo(rendered(deployment(configuration(_values(options | {"method": method})), where)), nl=False)
 
 
 @server_app.command()
+@_with_settings
 def server(
     listen: Annotated[str, typer.Option(help="HOST:PORT; port 0 picks a free one.")] = "127.0.0.1:50051",
     method: Method = None,
-    dataset: Dataset = None,
-    partition: Partition = None,
-    model: Model = None,
-    clients: Clients = None,
-    fraction: Fraction = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    parallel: Parallel = None,
-    device: Device = None,
-    dp_sgd: DpSgd = None,
-    epsilon_budget: EpsilonBudget = None,
-    set_: Set = None,
-    recipe: Recipe = None,
-    config_file: ConfigFile = None,
+    *,
     data_dir: DataDir = None,
     out: Out = None,
     tls_cert: Annotated[Path | None, typer.Option(help="The server's certificate.")] = None,
@@ -391,19 +370,20 @@ def server(
     metrics_listen: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus, always in the clear.")] = None,
     linger: Annotated[bool, typer.Option("--linger", help="Stay after the end, to tell late clients of it.")] = False,
     log_level: LogLevel = "info",
+    **options: Any,
 ) -> None:
     """Serve one run; clients join from anywhere, in any order. The same command again goes on where it was stopped."""
     from fedrpc.credentials import ServerTls
     from fedrpc.report.page import show_runs
     from fedrpc.server.run import ServerOptions, serve
 
-    settings = config.build(_values(locals()))
+    settings = config.build(_values(options | {"method": method}))
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("--tls-cert and --tls-key go together")
     tls = ServerTls(tls_cert, tls_key, tls_client_ca) if tls_cert and tls_key else None
     log.set_up(_level(log_level), role="server")
     out = out or _default_out(settings)
-    options = ServerOptions(
+    served = ServerOptions(
         listen,
         out,
         data_dir,
@@ -415,7 +395,7 @@ def server(
         linger,
         when_over=lambda: show_runs([out], console),
     )
-    run_async(serve(settings, options))
+    run_async(serve(settings, served))
 
 
 @client_app.command()

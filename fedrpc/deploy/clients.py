@@ -14,14 +14,19 @@ STOPPED = 143  # SIGTERM
 
 def manifests(deployment: Deployment, checksum: str) -> list[Manifest]:
     """Everything of the clients'."""
-    return [_job(deployment, checksum), _budget(deployment), _network(deployment)]
+    # To anywhere: a node's own DNS cache has no pod that could be selected.
+    look_up = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
+    return [
+        _job(deployment, checksum),
+        # A number, since a Job has no scale that a share could be taken of.
+        shape.budget(deployment, "client", deployment.num_pods_needed),
+        shape.network(deployment, "client", ingress=[], egress=[shape.peer(deployment, "server", "to"), look_up]),
+    ]
 
 
 def _job(deployment: Deployment, checksum: str) -> Manifest:
     kept = deployment.state_pvc
     volume = shape.claim("state", kept) if kept else shape.scratch("state", f"{deployment.clients_per_pod}Gi")
-    template = shape.pod(deployment, "client", _pod(deployment), [volume])
-    template["metadata"]["annotations"] = {"checksum/config": checksum}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -34,7 +39,7 @@ def _job(deployment: Deployment, checksum: str) -> Manifest:
             "maxFailedIndexes": deployment.num_pods - deployment.num_pods_needed,
             "podReplacementPolicy": "Failed",  # not before the old one is gone, or its client would be there twice
             "podFailurePolicy": {"rules": _rules()},
-            "template": template,
+            "template": shape.pod(deployment, "client", checksum, _pod(deployment), [volume]),
         },
     }
 
@@ -68,9 +73,8 @@ def _pod(deployment: Deployment) -> dict[str, Any]:
     ]
     if deployment.clients_per_pod > 1:
         args += [f"--clients-per-pod={deployment.clients_per_pod}", f"--clients={deployment.config.clients}"]
-    memory = {"memory": deployment.memory_of_clients}
     main = shape.container(deployment, "client", args, [mount("state", shape.STATE_DIR)]) | {
-        "resources": {"requests": {"cpu": deployment.cpu_of_clients} | memory, "limits": memory},
+        "resources": shape.resources(deployment.cpu_of_clients, deployment.memory_of_clients)
     }
     return {
         "restartPolicy": "Never",  # as a podFailurePolicy wants it
@@ -84,40 +88,4 @@ def _pod(deployment: Deployment) -> dict[str, Any]:
             }
         ],
         "containers": [main],
-    }
-
-
-def _budget(deployment: Deployment) -> Manifest:
-    """A number, since a Job has no scale that a share could be taken of."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": deployment.metadata(deployment.client_name, "client"),
-        "spec": {
-            "minAvailable": deployment.num_pods_needed,
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": deployment.labels("client")},
-        },
-    }
-
-
-def _network(deployment: Deployment) -> Manifest:
-    """Nobody comes in; out goes what is for the server, and names to be looked up."""
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": deployment.metadata(deployment.client_name, "client"),
-        "spec": {
-            "podSelector": {"matchLabels": deployment.labels("client")},
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": [],
-            "egress": [
-                {
-                    "to": [{"podSelector": {"matchLabels": deployment.labels("server")}}],
-                    "ports": [{"protocol": "TCP", "port": shape.PORT}],
-                },
-                # To anywhere: a node's own DNS cache has no pod that could be selected.
-                {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]},
-            ],
-        },
     }

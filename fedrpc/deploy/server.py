@@ -10,7 +10,13 @@ from fedrpc.deploy.shape import Deployment, Manifest, mount
 
 def manifests(deployment: Deployment, checksum: str) -> list[Manifest]:
     """Everything of the server's; the checksum of its configuration makes another one start it anew."""
-    return [_service(deployment), _stateful_set(deployment, checksum), _budget(deployment), _network(deployment)]
+    return [
+        _service(deployment),
+        _stateful_set(deployment, checksum),
+        shape.budget(deployment, "server", 1),
+        # The kubelet's probes come from the node, which is always allowed.
+        shape.network(deployment, "server", ingress=[shape.peer(deployment, "client", "from")], egress=[]),
+    ]
 
 
 def _service(deployment: Deployment) -> Manifest:
@@ -29,8 +35,7 @@ def _service(deployment: Deployment) -> Manifest:
 
 
 def _stateful_set(deployment: Deployment, checksum: str) -> Manifest:
-    template = shape.pod(deployment, "server", _pod(deployment), [_configuration(deployment)])
-    template["metadata"]["annotations"] = {"checksum/config": checksum}
+    volume = {"name": "config", "configMap": {"name": f"{deployment.name}-config"}}
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
@@ -41,14 +46,10 @@ def _stateful_set(deployment: Deployment, checksum: str) -> Manifest:
             "podManagementPolicy": "Parallel",  # or a pod that fails would have to be deleted before another takes over
             "selector": {"matchLabels": deployment.labels("server")},
             "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
-            "template": template,
+            "template": shape.pod(deployment, "server", checksum, _pod(deployment), [volume]),
             "volumeClaimTemplates": [_runs(deployment)],
         },
     }
-
-
-def _configuration(deployment: Deployment) -> Manifest:
-    return {"name": "config", "configMap": {"name": f"{deployment.name}-config"}}
 
 
 def _runs(deployment: Deployment) -> Manifest:
@@ -73,13 +74,12 @@ def _pod(deployment: Deployment) -> dict[str, Any]:
         "--linger",
     ]
     mounts = [mount("config", shape.CONFIG_DIR, read_only=True), mount("runs", shape.RUNS_DIR)]
-    memory = {"memory": deployment.server_memory}
     main = shape.container(deployment, "server", args, mounts) | {
         "ports": [
             {"name": "grpc", "containerPort": shape.PORT},
             {"name": "health", "containerPort": shape.HEALTH_PORT},
         ],
-        "resources": {"requests": {"cpu": deployment.server_cpu} | memory, "limits": memory},
+        "resources": shape.resources(deployment.server_cpu, deployment.server_memory),
     }
     return {"terminationGracePeriodSeconds": 60, "containers": [main | _probes()]}
 
@@ -94,37 +94,4 @@ def _probes() -> Manifest:
         # The event loop answers: a server whose loop hangs for two minutes is started anew.
         "livenessProbe": alive | {"periodSeconds": 20, "timeoutSeconds": 10, "failureThreshold": 6},
         "readinessProbe": ready | {"periodSeconds": 5, "timeoutSeconds": 5},
-    }
-
-
-def _budget(deployment: Deployment) -> Manifest:
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": deployment.metadata(deployment.server_name, "server"),
-        "spec": {
-            "minAvailable": 1,
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": deployment.labels("server")},
-        },
-    }
-
-
-def _network(deployment: Deployment) -> Manifest:
-    """Clients come in, nobody goes out; the kubelet's probes come from the node, which is always allowed."""
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": deployment.metadata(deployment.server_name, "server"),
-        "spec": {
-            "podSelector": {"matchLabels": deployment.labels("server")},
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": [
-                {
-                    "from": [{"podSelector": {"matchLabels": deployment.labels("client")}}],
-                    "ports": [{"protocol": "TCP", "port": shape.PORT}],
-                }
-            ],
-            "egress": [],
-        },
     }

@@ -164,11 +164,16 @@ def container(deployment: Deployment, program: str, args: list[str], mounts: lis
     }
 
 
-def pod(deployment: Deployment, component: str, spec: Manifest, volumes: list[Manifest]) -> Manifest:
-    """A pod template that any cluster with the restricted standard takes."""
+def resources(cpu: str, memory: str) -> Manifest:
+    """What a container may count on; of memory it gets no more."""
+    return {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": memory}}
+
+
+def pod(deployment: Deployment, component: str, checksum: str, spec: Manifest, volumes: list[Manifest]) -> Manifest:
+    """A pod template that any cluster with the restricted standard takes; another configuration makes it another."""
     data = [claim("data", deployment.data_pvc, read_only=True)] if deployment.data_pvc else []
     return {
-        "metadata": {"labels": deployment.labels(component)},
+        "metadata": {"labels": deployment.labels(component), "annotations": {"checksum/config": checksum}},
         "spec": {
             "serviceAccountName": deployment.name,
             "automountServiceAccountToken": False,
@@ -184,4 +189,41 @@ def pod(deployment: Deployment, component: str, spec: Manifest, volumes: list[Ma
             **spec,
             "volumes": [*volumes, scratch("tmp", "1Gi"), *data],
         },
+    }
+
+
+def budget(deployment: Deployment, component: str, least: int) -> Manifest:
+    """How many of a component's pods a drain has to leave."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": deployment.metadata(f"{deployment.name}-{component}", component),
+        "spec": {
+            "minAvailable": least,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": deployment.labels(component)},
+        },
+    }
+
+
+def network(deployment: Deployment, component: str, *, ingress: list[Manifest], egress: list[Manifest]) -> Manifest:
+    """Who may reach a component's pods, and whom they may; nobody else."""
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": deployment.metadata(f"{deployment.name}-{component}", component),
+        "spec": {
+            "podSelector": {"matchLabels": deployment.labels(component)},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": ingress,
+            "egress": egress,
+        },
+    }
+
+
+def peer(deployment: Deployment, component: str, side: str) -> Manifest:
+    """The run's own traffic with the other component."""
+    return {
+        side: [{"podSelector": {"matchLabels": deployment.labels(component)}}],
+        "ports": [{"protocol": "TCP", "port": PORT}],
     }

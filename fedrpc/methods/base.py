@@ -106,16 +106,11 @@ class Round(Protocol):
     missing: Mapping[ClientId, str]  # who did not answer the last ask, and why
 
     def ask(
-        self,
-        phase: Phase[Down, Up],
-        message: Down | Mapping[ClientId, Down],
-        *,
-        step: int | None = None,
-        quorum: float | None = None,
+        self, phase: Phase[Down, Up], message: Down | Mapping[ClientId, Down], *, quorum: float | None = None
     ) -> AsyncIterator[Reply[Up]]:
         """Asks the whole cohort (or the clients of a mapping) and yields the answers in cohort order.
 
-        Steps number the questions of one phase in a round, from 0, by themselves; a given step must be a new one.
+        Steps number the questions of one phase in a round, from 0, by themselves.
         Raises QuorumError when too few answered in time: less than the run's quorum of those asked, or than the one
         given (0 for a question that the round can do without). The message must not change until the last answer came.
         A reply's tensors lie in a mapped file: clone what is kept.

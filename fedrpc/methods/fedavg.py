@@ -35,12 +35,13 @@ class Update:
     losses: Tensor = part(Kind.SCALARS)
 
 
-def _check(question: Global, answer: Update) -> None:
+def check_update(question: Global, answer: Update) -> None:
+    """Raises ValueError when an update makes no sense."""
     if answer.num_examples < 0 or answer.losses.dtype != torch.float64 or answer.losses.dim() != 1:
         raise ValueError("an update needs a sample count of at least 0 and a loss for each epoch")
 
 
-FIT = Phase("fit", Global, Update, same=("weights",), check=_check)
+FIT = Phase("fit", Global, Update, same=("weights",), check=check_update)
 
 
 def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -57,6 +58,29 @@ def update_of(ctx: ClientContext, model: nn.Module, report: TrainReport) -> Upda
     )
 
 
+class Average:
+    """The mean of a round's updates over those who answered, and the record of their losses.
+
+    Attributes:
+        losses: By client. Empty when all abstained, their privacy budget being spent: the state then stays as it is.
+    """
+
+    def __init__(self, rnd: Round) -> None:
+        self._rnd, self._mean = rnd, WeightedMean()
+        self.losses: dict[int, list[float]] = {}
+        rnd.record(local_losses=self.losses)
+
+    async def add(self, client: int, update: Update, weight: float | None = None) -> None:
+        """Adds a client's update by its sample count, or by another weight."""
+        await self._rnd.compute(self._mean.add, update.weights, update.num_examples if weight is None else weight)
+        self.losses[client] = update.losses.tolist()
+
+    @property
+    def weights(self) -> Tensors:
+        """The mean."""
+        return self._mean.value
+
+
 @register
 class FedAvg(Method[Global]):
     """Both halves of FedAvg."""
@@ -69,15 +93,11 @@ class FedAvg(Method[Global]):
         return Global(tensors(env.model()))
 
     async def round(self, state: Global, rnd: Round) -> Global:
-        """Asks the cohort to train and averages what comes back, normalised over who answered."""
-        mean, losses = WeightedMean(), {}
+        """Asks the cohort to train and averages what comes back."""
+        average = Average(rnd)
         async for reply in rnd.ask(FIT, state):
-            await rnd.compute(mean.add, reply.body.weights, reply.body.num_examples)
-            losses[reply.client] = reply.body.losses.tolist()
-        rnd.record(local_losses=losses)
-        if not losses:  # all abstained, their privacy budget being spent: the model stays as it is
-            return state
-        return Global(mean.value)
+            await average.add(reply.client, reply.body)
+        return Global(average.weights) if average.losses else state
 
     @on(FIT)
     def fit(self, ctx: ClientContext, msg: Global) -> Update:

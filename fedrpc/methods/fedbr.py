@@ -23,19 +23,7 @@ from pydantic import ByteSize, Field
 from torch import Tensor, nn
 
 from fedrpc.methods import base
-from fedrpc.methods.base import (
-    ClientContext,
-    Cost,
-    Env,
-    PastClient,
-    Phase,
-    Round,
-    Shapes,
-    SharedItems,
-    View,
-    on,
-    register,
-)
+from fedrpc.methods.base import ClientContext, Cost, Env, Phase, Round, Shapes, on, register
 from fedrpc.methods.blocks.mixup import one_hot, soft_cross_entropy
 from fedrpc.methods.blocks.pool import (
     POOL,
@@ -50,7 +38,7 @@ from fedrpc.methods.blocks.pool import (
     view_of_means,
 )
 from fedrpc.methods.blocks.train import optimizer_of
-from fedrpc.methods.fedavg import FedAvg, Global, Update
+from fedrpc.methods.fedavg import FedAvg, Global, Update, update_of
 from fedrpc.models import staged
 from fedrpc.models.state import load, tensors
 from fedrpc.wire.kinds import Kind
@@ -208,7 +196,7 @@ class FedBR(FedAvg):
             if len(items.x) > most:
                 raise ValueError(f"a client sends at most {most} means, got {len(items.x)}")
 
-        pool = await collect(rnd, COLLECT, layout_of(rnd.env), max_bytes=rnd.params.max_pool, check=check)
+        pool = await collect(rnd, COLLECT, layout_of(rnd.env), check)
         await hand_out(rnd, DISTRIBUTE, Pseudo(pool.x[: rnd.params.num_items].clone()))
         return state
 
@@ -244,7 +232,7 @@ class FedBR(FedAvg):
         )
         report = ctx.train(model, loss)
         ctx.store.put(_PROJECTOR, Kept(tensors(projector)))
-        return Update(tensors(model), report.num_examples, torch.tensor(report.epoch_losses, dtype=torch.float64))
+        return update_of(ctx, model, report)
 
     def _projector(self, ctx: ClientContext, features: int) -> nn.Module:
         projector = ctx.env.build("fedbr-projector", lambda: projector_for(features)).to(ctx.device)
@@ -253,12 +241,12 @@ class FedBR(FedAvg):
             load(projector, kept.weights)
         return projector
 
-    def shared(self, state: Global, clients: Sequence[PastClient]) -> SharedItems | None:
+    def shared(self, state: Global, clients: Sequence[base.PastClient]) -> base.SharedItems | None:
         """The pool, as any client keeps it; what the server did not keep is nowhere."""
         pools = found_again(clients, Pseudo)
-        return SharedItems(pools[0].x) if pools else None
+        return base.SharedItems(pools[0].x) if pools else None
 
-    def view(self, env: Env, weights: Tensors, device: torch.device) -> View:
+    def view(self, env: Env, weights: Tensors, device: torch.device) -> base.View:
         """Means of groups; there is nothing of a model in them."""
         return view_of_means(env.params.mean_size, part_of(env))
 

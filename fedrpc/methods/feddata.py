@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -21,22 +22,10 @@ from torch import Tensor
 
 from fedrpc.data.examples import Examples
 from fedrpc.methods import base
-from fedrpc.methods.base import (
-    ClientContext,
-    Cost,
-    Env,
-    PastClient,
-    Phase,
-    Round,
-    Shapes,
-    SharedItems,
-    View,
-    on,
-    register,
-)
+from fedrpc.methods.base import ClientContext, Cost, Env, Phase, Round, Shapes, on, register
 from fedrpc.methods.blocks.pool import POOL, Layout, Nothing, check_labels, collect, found_again, hand_out, share
-from fedrpc.methods.fedavg import FedAvg, Global, Update
-from fedrpc.models.state import load, tensors
+from fedrpc.methods.fedavg import FedAvg, Global, Update, update_of
+from fedrpc.models.state import load
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 
@@ -122,13 +111,8 @@ class FedData(FedAvg):
     async def setup(self, state: Global, rnd: Round) -> Global:
         """Collects everybody's part and gives all of it to everybody."""
         if rnd.params.alpha:
-            pool = await collect(
-                rnd,
-                COLLECT,
-                layout_of(rnd.env),
-                max_bytes=rnd.params.max_pool,
-                check=lambda items: _check(items, rnd.env.num_classes),
-            )
+            check = partial(_check, num_classes=rnd.env.num_classes)
+            pool = await collect(rnd, COLLECT, layout_of(rnd.env), check)
             await hand_out(rnd, DISTRIBUTE, pool)
         return state
 
@@ -157,21 +141,20 @@ class FedData(FedAvg):
         model = ctx.model()
         load(model, msg.weights)
         report = ctx.train(model, self.objective(ctx, msg), data=data)
-        losses = torch.tensor(report.epoch_losses, dtype=torch.float64)
-        return Update(tensors(model), len(ctx.data.train), losses)
+        return update_of(ctx, model, replace(report, num_examples=len(ctx.data.train)))
 
-    def shared(self, state: Global, clients: Sequence[PastClient]) -> SharedItems | None:
+    def shared(self, state: Global, clients: Sequence[base.PastClient]) -> base.SharedItems | None:
         """The pool, unpacked. Every client left its own items out of what it kept, so another one's has these."""
         pools = found_again(clients, Samples, at_most=2)
         if not pools:
             return None
         if len(pools) > 1:
             pools[1] = without(pools[1], pools[0])
-        return SharedItems(
+        return base.SharedItems(
             torch.cat([unpacked(pool.x, pool.bounds) for pool in pools]), torch.cat([pool.y for pool in pools])
         )
 
-    def view(self, env: Env, weights: Tensors, device: torch.device) -> View:
+    def view(self, env: Env, weights: Tensors, device: torch.device) -> base.View:
         """Inputs as they are, or as bytes leave them."""
 
         def show(groups: Tensor) -> Tensor:
@@ -181,10 +164,10 @@ class FedData(FedAvg):
             sent = packed(x, torch.zeros(len(x)))
             return unpacked(sent.x, sent.bounds)
 
-        def sources(client: PastClient) -> np.ndarray:
+        def sources(client: base.PastClient) -> np.ndarray:
             return _drawn(len(client.data.train), env.params.alpha, client.setup_rng("share"))[:, None]
 
-        return View(show, sources)
+        return base.View(show, sources)
 
     def cost(self, shapes: Shapes) -> Cost:
         """FedAvg's, and once every client's part up and all parts down to every client."""

@@ -39,15 +39,15 @@ from torch import Tensor, nn
 
 from fedrpc.data.examples import Examples
 from fedrpc.errors import ConfigError
-from fedrpc.methods import base, fedavg
+from fedrpc.methods import base
 from fedrpc.methods.base import ClientContext, ClientId, Cost, Env, Method, Phase, Pictures, Round, Shapes, on, register
 from fedrpc.methods.blocks.dpms_bytes import Tally, overheads
 from fedrpc.methods.blocks.dpms_privacy import FILTERED, NAMED, clipped, covering, privacy_record
-from fedrpc.methods.blocks.latent_means import NONE, NoisyMean, NoisyMeans, abundant, matched, room, scarce, usable
+from fedrpc.methods.blocks.latent_means import NONE, NoisyMeans, abundant, matched, room, scarce, usable
 from fedrpc.methods.blocks.mean import WeightedMean
 from fedrpc.methods.blocks.pool import Nothing, check_labels
 from fedrpc.methods.blocks.vae import Pixels, VaeLoss, decoder_of
-from fedrpc.methods.fedavg import Global, Update, cross_entropy, update_of
+from fedrpc.methods.fedavg import Average, Global, Update, check_update, cross_entropy, update_of
 from fedrpc.models.dpms import Decoder, Dpms, Vae, latent_model
 from fedrpc.models.state import load, tensors
 from fedrpc.privacy.mechanisms import public
@@ -142,9 +142,9 @@ class State(Global):
     holders: list[int] = part(Kind.SCALARS)
 
 
-PRETRAIN = Phase("pretrain", Start, Pretrained, same=("weights",), check=fedavg.FIT.check)
+PRETRAIN = Phase("pretrain", Start, Pretrained, same=("weights",), check=check_update)
 SCARCE = Phase("scarce", Nothing, Classes)
-FIT = Phase("fit", Lesson, Trained, same=("weights",), check=fedavg.FIT.check)
+FIT = Phase("fit", Lesson, Trained, same=("weights",), check=check_update)
 SHARE = Phase("share", Invitation, Shared)
 
 
@@ -336,20 +336,18 @@ async def _pretrained(state: State, rnd: Round) -> State:
     layout = _layout(tensors(decoder_of(rnd.env, FedDpms.name))) if wanted else {}
 
     def check(question: Start, answer: Pretrained) -> None:
-        assert fedavg.FIT.check is not None
-        fedavg.FIT.check(question, answer)
+        check_update(question, answer)
         if (got := _layout(answer.decoder or {})) != layout:
             raise ValueError(f"expected {'the' if wanted else 'no'} decoder, got {len(got)} tensors: {list(got)[:4]}")
 
-    mean, decoders, losses = WeightedMean(), WeightedMean(), {}
+    average, decoders = Average(rnd), WeightedMean()
     async for reply in rnd.ask(replace(PRETRAIN, check=check), Start(state.weights, state.decoder)):
-        body = reply.body
-        await rnd.compute(mean.add, body.weights, body.num_examples)
-        if body.decoder is not None:
-            await rnd.compute(decoders.add, body.decoder, body.num_examples)
-        losses[reply.client] = body.losses.tolist()
-    rnd.record(local_losses=losses)
-    return replace(state, weights=mean.value, decoder=decoders.value if wanted else None)
+        await average.add(reply.client, reply.body)
+        if reply.body.decoder is not None:
+            await rnd.compute(decoders.add, reply.body.decoder, reply.body.num_examples)
+    if not average.losses:
+        return state
+    return replace(state, weights=average.weights, decoder=decoders.value if wanted else None)
 
 
 def _layout(found: Tensors) -> dict[str, Any]:
@@ -360,18 +358,18 @@ async def _secondary(state: State, rnd: Round) -> State:
     partners = await _matching(state, rnd)
     lessons = {client: _lesson(state, client, partner) for client, partner in partners.items()}
     plain = Lesson(state.weights)
-    mean, losses, made = WeightedMean(), {}, {}
+    average, made = Average(rnd), {}
     async for reply in rnd.ask(FIT, {client: lessons.get(client, plain) for client in rnd.cohort}):
-        body = reply.body
-        await rnd.compute(mean.add, body.weights, body.num_examples)
-        losses[reply.client] = body.losses.tolist()
+        await average.add(reply.client, reply.body)
         if reply.client in lessons:
-            made[reply.client] = body.num_synthetic
+            made[reply.client] = reply.body.num_synthetic
     given = {client: int((state.labels[partners[client]] != NONE).sum()) for client in made}
-    rnd.record(local_losses=losses, partners=partners, num_received=given, num_synthetic=made, **_figures(rnd))
+    rnd.record(partners=partners, num_received=given, num_synthetic=made, **_figures(rnd))
+    if not average.losses:
+        return state
     got = [client for client in made if lessons[client].decoder is not None]
-    state = replace(state, weights=mean.value, helped=[*state.helped, *made], holders=[*state.holders, *got])
-    return await _gathered(state, rnd, [client for client in losses if client not in state.abundant])
+    state = replace(state, weights=average.weights, helped=[*state.helped, *made], holders=[*state.holders, *got])
+    return await _gathered(state, rnd, [client for client in average.losses if client not in state.abundant])
 
 
 async def _matching(state: State, rnd: Round) -> dict[ClientId, ClientId]:
@@ -544,8 +542,9 @@ def _filtered(ctx: ClientContext, model: Dpms, msg: Invitation) -> Shared:
         if c == NONE:
             continue
         mean = _latents(ctx, model, (ctx.data.train.y == c).nonzero()[:, 0]).mean(dim=0)
-        draws = NoisyMean(mean, params.sigma, noise)
-        found, tried[row] = usable(draws, partial(passes, c), quota=params.alpha, tries=params.tries)
+        found, tried[row] = usable(
+            mean, params.sigma, noise, partial(passes, c), quota=params.alpha, tries=params.tries
+        )
         latents[row, : len(found)], labels[row, : len(found)] = found, c
     return Shared(
         NoisyMeans(

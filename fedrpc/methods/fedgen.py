@@ -19,11 +19,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedrpc.methods import base, fedavg
+from fedrpc.methods import base
 from fedrpc.methods.base import ClientContext, Cost, Env, Loss, Method, Phase, Round, Shapes, on, register
 from fedrpc.methods.blocks.generation import conditioned, diversity, train_generator
-from fedrpc.methods.blocks.mean import WeightedMean
-from fedrpc.methods.fedavg import FedAvg, Global, Update, cross_entropy
+from fedrpc.methods.fedavg import Average, FedAvg, Global, Update, check_update, cross_entropy, update_of
 from fedrpc.models import staged
 from fedrpc.models.state import load, payload_bytes, tensors
 from fedrpc.wire.kinds import Kind
@@ -54,8 +53,7 @@ class Counted(Update):
 
 
 def _check(question: Guide, answer: Counted) -> None:
-    assert fedavg.FIT.check is not None
-    fedavg.FIT.check(question, answer)
+    check_update(question, answer)
     counts, num_classes = answer.label_counts, len(question.weights[_HEAD[0]])
     if counts.dtype != torch.int32 or counts.shape != (num_classes,) or bool((counts < 0).any()):
         raise ValueError(f"label counts should be {num_classes} int32 of 0 or more")
@@ -174,18 +172,18 @@ class FedGen(Method[State]):
 
     async def round(self, state: State, rnd: Round) -> State:
         """Has the cohort train, averages its models, and teaches the generator with its classifiers."""
-        mean, losses = WeightedMean(), {}
+        average = Average(rnd)
         heads: list[tuple[Tensor, Tensor]] = []
         counts: list[Tensor] = []
         async for reply in rnd.ask(FIT, Guide(state.weights, state.generator)):
-            body = reply.body
-            await rnd.compute(mean.add, body.weights, body.num_examples)
-            losses[reply.client] = body.losses.tolist()
-            heads.append(_head(body.weights))
-            counts.append(body.label_counts.clone())
-        weights = mean.value
+            await average.add(reply.client, reply.body)
+            heads.append(_head(reply.body.weights))
+            counts.append(reply.body.label_counts.clone())
+        if not average.losses:
+            return state
+        weights = average.weights
         generator, moments, loss = await rnd.compute(self._teach, state, Teachers(heads, counts, rnd.device), rnd)
-        rnd.record(local_losses=losses, generator_loss=loss)
+        rnd.record(generator_loss=loss)
         return State(weights, generator, moments)
 
     def _teach(self, state: State, teachers: Teachers, rnd: Round) -> tuple[Tensors, Tensors, float]:
@@ -212,9 +210,8 @@ class FedGen(Method[State]):
         model = ctx.model()
         load(model, msg.weights)
         report = ctx.train(model, self.objective(ctx, msg))
-        losses = torch.tensor(report.epoch_losses, dtype=torch.float64)
         counts = torch.bincount(ctx.data.train.y, minlength=ctx.env.num_classes).int()
-        return Counted(tensors(model), report.num_examples, losses, counts)
+        return Counted(**vars(update_of(ctx, model, report)), label_counts=counts)
 
     def objective(self, ctx: ClientContext, msg: Guide) -> Loss:
         """Cross-entropy on own data and on generated features, and agreement between the two."""

@@ -25,11 +25,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods import base, fedavg
+from fedrpc.methods import base
 from fedrpc.methods.base import ClientContext, Cost, Env, Loss, Method, Phase, Round, Shapes, on, register
 from fedrpc.methods.blocks.generation import conditioned, diversity, train_generator
-from fedrpc.methods.blocks.mean import WeightedMean
-from fedrpc.methods.fedavg import FedAvg, Global, Update, cross_entropy
+from fedrpc.methods.fedavg import Average, FedAvg, Global, Update, check_update, cross_entropy, update_of
 from fedrpc.models.state import load, payload_bytes, tensors
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
@@ -52,7 +51,7 @@ class State(Guide):
     moments: Tensors | None = part(Kind.WEIGHTS, default=None)
 
 
-FIT = Phase("fit", Guide, Update, same=("weights",), check=fedavg.FIT.check)
+FIT = Phase("fit", Guide, Update, same=("weights",), check=check_update)
 
 
 class Generator(nn.Module):
@@ -165,12 +164,11 @@ class FedGenImg(Method[State]):
         generator, moments, record = None, None, {}
         if _generates(rnd.params, rnd.index):
             generator, moments, record["generator_loss"] = await rnd.compute(self._teach, state, rnd)
-        mean, losses = WeightedMean(), {}
+        average = Average(rnd)
         async for reply in rnd.ask(FIT, Guide(state.weights, generator)):
-            await rnd.compute(mean.add, reply.body.weights, reply.body.num_examples)
-            losses[reply.client] = reply.body.losses.tolist()
-        rnd.record(local_losses=losses, **record)
-        return State(mean.value, generator, moments)
+            await average.add(reply.client, reply.body)
+        rnd.record(**record)
+        return State(average.weights, generator, moments) if average.losses else state
 
     def _teach(self, state: State, rnd: Round) -> tuple[Tensors, Tensors, float]:
         params, generator, model = rnd.params, _generator(rnd.env).to(rnd.device), rnd.model()
@@ -194,7 +192,7 @@ class FedGenImg(Method[State]):
         model = ctx.model()
         load(model, msg.weights)
         report = ctx.train(model, self.objective(ctx, msg))
-        return Update(tensors(model), report.num_examples, torch.tensor(report.epoch_losses, dtype=torch.float64))
+        return update_of(ctx, model, report)
 
     def objective(self, ctx: ClientContext, msg: Guide) -> Loss:
         """Cross-entropy on the batch with made inputs in it."""

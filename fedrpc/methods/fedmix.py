@@ -21,20 +21,7 @@ from pydantic import ByteSize, Field
 from torch import Tensor, nn
 
 from fedrpc.methods import base
-from fedrpc.methods.base import (
-    ClientContext,
-    Cost,
-    Env,
-    Loss,
-    PastClient,
-    Phase,
-    Round,
-    Shapes,
-    SharedItems,
-    View,
-    on,
-    register,
-)
+from fedrpc.methods.base import ClientContext, Cost, Env, Loss, Phase, Round, Shapes, on, register
 from fedrpc.methods.blocks.pool import (
     POOL,
     Layout,
@@ -120,13 +107,7 @@ class FedMix(FedAvg):
     async def setup(self, state: Global, rnd: Round) -> Global:
         """Collects everybody's means and gives all of them to everybody."""
         if self.mixes(rnd.params):
-            pool = await collect(
-                rnd,
-                COLLECT,
-                layout_of(rnd.env),
-                max_bytes=rnd.params.max_pool,
-                check=lambda items: check_distributions(items.y),
-            )
+            pool = await collect(rnd, COLLECT, layout_of(rnd.env), lambda items: check_distributions(items.y))
             await hand_out(rnd, DISTRIBUTE, pool)
         return state
 
@@ -157,12 +138,12 @@ class FedMix(FedAvg):
 
         return loss
 
-    def shared(self, state: Global, clients: Sequence[PastClient]) -> SharedItems | None:
+    def shared(self, state: Global, clients: Sequence[base.PastClient]) -> base.SharedItems | None:
         """The pool, as any client keeps it."""
         pools = found_again(clients, Means)
-        return SharedItems(pools[0].x, pools[0].y) if pools else None
+        return base.SharedItems(pools[0].x, pools[0].y) if pools else None
 
-    def view(self, env: Env, weights: Tensors, device: torch.device) -> View:
+    def view(self, env: Env, weights: Tensors, device: torch.device) -> base.View:
         """Means of groups; there is nothing of a model in them."""
         return view_of_means(env.params.mean_size)
 

@@ -12,11 +12,8 @@ which delta can not be below, and `formal_dp` "none" with the reason.
 
 from __future__ import annotations
 
-import torch
-
 from fedrpc.data.examples import Examples
 from fedrpc.methods.base import ClientContext, Env, Round, on, register
-from fedrpc.methods.blocks.mean import WeightedMean
 from fedrpc.methods.blocks.zero_shot import (
     REFUSES_DP_SGD,
     ZeroShotParams,
@@ -24,8 +21,8 @@ from fedrpc.methods.blocks.zero_shot import (
     privacy_record,
     require_statistics,
 )
-from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
-from fedrpc.models.state import load, tensors
+from fedrpc.methods.fedavg import FIT, Average, FedAvg, Global, Update, update_of
+from fedrpc.models.state import load
 
 
 @register
@@ -42,14 +39,13 @@ class FedZdac(FedAvg):
 
     async def round(self, state: Global, rnd: Round) -> Global:
         """Asks the cohort to train and takes the mean, each client alike."""
-        mean, losses, seen = WeightedMean(), {}, {}
+        average, seen = Average(rnd), {}
         async for reply in rnd.ask(FIT, state):
             update = reply.body
-            await rnd.compute(mean.add, update.weights, float(update.num_examples > 0))
-            losses[reply.client] = update.losses.tolist()
+            await average.add(reply.client, update, weight=float(update.num_examples > 0))
             seen[reply.client] = update.num_examples
-        rnd.record(local_losses=losses, **privacy_record(rnd.env, seen))
-        return Global(mean.value)
+        rnd.record(**privacy_record(rnd.env, seen))
+        return Global(average.weights) if average.losses else state
 
     @on(FIT)
     def fit(self, ctx: ClientContext, msg: Global) -> Update:
@@ -63,4 +59,4 @@ class FedZdac(FedAvg):
             if made.usable:
                 data = data + Examples.of(made.x, made.y)
         report = ctx.train(model, self.objective(ctx, msg), data=data)
-        return Update(tensors(model), report.num_examples, torch.tensor(report.epoch_losses, dtype=torch.float64))
+        return update_of(ctx, model, report)

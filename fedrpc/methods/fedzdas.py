@@ -24,7 +24,6 @@ from pydantic import Field
 from fedrpc.config import TrainConfig
 from fedrpc.data.examples import Examples
 from fedrpc.methods.base import ClientId, Env, Round, register
-from fedrpc.methods.blocks.mean import WeightedMean
 from fedrpc.methods.blocks.train import train
 from fedrpc.methods.blocks.zero_shot import (
     REFUSES_DP_SGD,
@@ -35,7 +34,7 @@ from fedrpc.methods.blocks.zero_shot import (
     privacy_record,
     require_statistics,
 )
-from fedrpc.methods.fedavg import FIT, FedAvg, Global, cross_entropy
+from fedrpc.methods.fedavg import FIT, Average, FedAvg, Global, cross_entropy
 from fedrpc.models.state import load, tensors
 from fedrpc.wire.message import Tensors
 
@@ -62,19 +61,20 @@ class FedZdas(FedAvg):
 
     async def round(self, state: Global, rnd: Round) -> Global:
         """Asks the cohort to train, inverts each model as it comes, and trains the mean on what all of them gave."""
-        mean, losses, seen, pool = WeightedMean(), {}, {}, {}
+        average, seen, pool = Average(rnd), {}, {}
         async for reply in rnd.ask(FIT, state):
             update = reply.body
-            await rnd.compute(mean.add, update.weights, float(update.num_examples > 0))
-            losses[reply.client] = update.losses.tolist()
+            await average.add(reply.client, update, weight=float(update.num_examples > 0))
             seen[reply.client] = update.num_examples
             if rnd.params.makes(rnd.index) and update.num_examples:
                 pool[reply.client] = await _invert(rnd, reply.client, update.weights)
-        rnd.record(local_losses=losses, **privacy_record(rnd.env, seen), **_record(pool))
+        rnd.record(**privacy_record(rnd.env, seen), **_record(pool))
+        if not average.losses:
+            return state
         usable = [made for made in pool.values() if made.usable]
         if not usable:
-            return Global(mean.value)
-        weights, loss = await rnd.compute(_teach, rnd, mean.value, usable, keep_memory=True)
+            return Global(average.weights)
+        weights, loss = await rnd.compute(_teach, rnd, average.weights, usable, keep_memory=True)
         rnd.record(server_loss=loss)
         return Global(weights)
 

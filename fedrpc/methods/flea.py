@@ -35,28 +35,11 @@ from pydantic import ByteSize, Field
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods import base, fedavg
-from fedrpc.methods.base import (
-    ClientContext,
-    ClientId,
-    Cost,
-    Env,
-    Loss,
-    Method,
-    PastClient,
-    Phase,
-    Reply,
-    Round,
-    Shapes,
-    SharedItems,
-    View,
-    on,
-    register,
-)
-from fedrpc.methods.blocks.mean import WeightedMean
+from fedrpc.methods import base
+from fedrpc.methods.base import ClientContext, ClientId, Cost, Env, Loss, Method, Phase, Round, Shapes, on, register
 from fedrpc.methods.blocks.mixup import EndlessOrder, mix, one_hot, soft_cross_entropy
 from fedrpc.methods.blocks.pool import Layout, check_labels, share
-from fedrpc.methods.fedavg import Global, Update, cross_entropy
+from fedrpc.methods.fedavg import Average, FedAvg, Global, Update, check_update, cross_entropy, update_of
 from fedrpc.metrics.features import dcor2, distance_correlation, null_value
 from fedrpc.models import split, staged
 from fedrpc.models.state import load, tensors
@@ -108,7 +91,7 @@ class Chosen:
     positions: Tensor
 
 
-FIT = Phase("fit", Start, Update, same=("weights",), check=fedavg.FIT.check)
+FIT = Phase("fit", Start, Update, same=("weights",), check=check_update)
 EXTRACT = Phase("extract", Global, Shared)
 
 
@@ -212,7 +195,7 @@ class NextBuffer:
         if measured is not None and not (0 <= measured.dcor2 <= 1 and 0 <= measured.null <= 1):
             raise ValueError(f"a distance correlation is from 0 to 1, got {measured.dcor2} and {measured.null}")
 
-    def add(self, reply: Reply[Shared]) -> None:
+    def add(self, reply: base.Reply[Shared]) -> None:
         """Copies one client's activations, unless they are more or fewer than it promised."""
         body = reply.body
         count = 0 if body.features is None else len(body.features.labels)
@@ -301,15 +284,15 @@ class Flea(Method[Start]):
 
     async def round(self, state: Start, rnd: Round) -> Start:
         """Asks the cohort to train, averages, and has the same clients extract the next buffer with the average."""
-        mean, losses = WeightedMean(), {}
+        average = Average(rnd)
         async for reply in rnd.ask(FIT, state):
-            await rnd.compute(mean.add, reply.body.weights, reply.body.num_examples)
-            losses[reply.client] = reply.body.losses.tolist()
-        rnd.record(local_losses=losses)
-        weights = mean.value
+            await average.add(reply.client, reply.body)
+        if not average.losses:
+            return state
+        weights = average.weights
         if rnd.params.alpha == 0:
             return Start(weights)
-        return Start(weights, await self._gather(weights, list(losses), rnd))
+        return Start(weights, await self._gather(weights, list(average.losses), rnd))
 
     async def _gather(self, weights: Tensors, trained: Sequence[ClientId], rnd: Round) -> Features | None:
         layout = await rnd.compute(layout_of, rnd.env)
@@ -329,7 +312,7 @@ class Flea(Method[Start]):
         model = ctx.model()
         load(model, msg.weights)
         report = ctx.train(model, self.objective(ctx, msg))
-        return Update(tensors(model), report.num_examples, torch.tensor(report.epoch_losses, dtype=torch.float64))
+        return update_of(ctx, model, report)
 
     def objective(self, ctx: ClientContext, msg: Start) -> Loss:
         """Equation 6, or plain cross-entropy where nothing else is left of it."""
@@ -386,26 +369,26 @@ class Flea(Method[Start]):
         """The global model."""
         return state.weights
 
-    def shared(self, state: Start, clients: Sequence[PastClient]) -> SharedItems | None:
+    def shared(self, state: Start, clients: Sequence[base.PastClient]) -> base.SharedItems | None:
         """The last buffer; those of earlier rounds showed the same examples through earlier models."""
-        return None if state.buffer is None else SharedItems(state.buffer.activations, state.buffer.labels)
+        return None if state.buffer is None else base.SharedItems(state.buffer.activations, state.buffer.labels)
 
-    def view(self, env: Env, weights: Tensors, device: torch.device) -> View:
+    def view(self, env: Env, weights: Tensors, device: torch.device) -> base.View:
         """Activations as they travel. A client's are computed together, or rounding could tell them apart."""
         model = env.model().eval()
         load(model, weights)
         head = split(model, cut_of(model, env.params))[0].to(device)
 
-        def sources(client: PastClient) -> np.ndarray:
+        def sources(client: base.PastClient) -> np.ndarray:
             kept = client.store.get(_CHOSEN, Chosen)
             return np.empty((0, 1), dtype=np.int64) if kept is None else kept.positions.numpy()[:, None]
 
-        return View(lambda groups: _sent(_activations(head, groups[:, 0], device), env.params.transport), sources)
+        return base.View(lambda groups: _sent(_activations(head, groups[:, 0], device), env.params.transport), sources)
 
     def cost(self, shapes: Shapes) -> Cost:
         """FedAvg's, and with a buffer: the model down once more, activations and labels up, and down a round later."""
         params, counts = shapes.env.params, shapes.num_examples
-        cost = fedavg.FedAvg().cost(shapes)
+        cost = FedAvg().cost(shapes)
         if params.alpha == 0:
             return cost
         given = [sum(share(params.alpha, counts[k]) for k in cohort) for cohort in shapes.cohorts]

@@ -22,8 +22,7 @@ from fedrpc.errors import ConfigError, QuorumError
 from fedrpc.methods import base
 from fedrpc.methods.base import ClientContext, Cost, Env, Phase, Round, Shapes, on, register
 from fedrpc.methods.blocks.mean import WeightedMean
-from fedrpc.methods.fedavg import FIT as PLAIN_FIT
-from fedrpc.methods.fedavg import FedAvg, Global, Update
+from fedrpc.methods.fedavg import FedAvg, Global, Update, check_update
 from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate
 from fedrpc.models.state import load
 from fedrpc.wire.kinds import Kind
@@ -40,8 +39,7 @@ class FairUpdate(Update):
 
 
 def _check(question: Global, answer: FairUpdate) -> None:
-    if PLAIN_FIT.check is not None:
-        PLAIN_FIT.check(question, answer)
+    check_update(question, answer)
     if not 0 <= answer.loss < math.inf:
         raise ValueError(f"the loss of the received model should be a number of at least 0, got {answer.loss}")
 
@@ -147,7 +145,7 @@ class QFfl(FedAvg):
         batches = ctx.data.train.batches(BATCH_SIZE)
         judged = evaluate(model, batches, num_classes=ctx.data.num_classes, device=ctx.device)
         update = super().fit(ctx, msg)
-        return FairUpdate(update.weights, update.num_examples, update.losses, judged.loss or 0.0)
+        return FairUpdate(**vars(update), loss=judged.loss or 0.0)
 
     def cost(self, shapes: Shapes) -> Cost:
         """FedAvg's, and one more scalar up for each participation."""

@@ -180,6 +180,19 @@ def test_a_client_that_does_not_answer_does_not_end_the_run(method):
     assert run.sha256 != model_after(whole, 2)
 
 
+@pytest.mark.parametrize("name", list(METHODS))
+def test_a_round_in_which_everybody_abstains_leaves_the_state_and_goes_on(name):
+    """As when nobody has any privacy budget left: no failure, so nothing that a run should end for."""
+    method = METHODS[name]
+    whole = played(method)
+    with InMemoryFederation(problem(method)) as federation:
+        half = federation.problem.method
+        half.answer = lambda phase, ctx, message: ctx.abstain("the budget is spent")
+        rounds = range(len(whole.cohorts))
+        after = [asyncio.run(half.round(whole.states[index], federation.stage(index))) for index in rounds]
+    assert all(same(half.model(after[index]), half.model(whole.states[index])) for index in rounds)
+
+
 def model_after(run: Played, rounds: int) -> str:
     return model_sha256(run.problem.method.model(run.states[rounds]))
 

@@ -61,37 +61,29 @@ def matched(wanted: Sequence[int], offered: Mapping[ClientId, Sequence[int]], cl
     return best if best is not None and common[best] else None
 
 
-@dataclass(frozen=True)
-class NoisyMean:
-    """Draws noisy copies of one latent vector.
+def usable(
+    mean: Tensor,
+    std: float,
+    noise: torch.Generator,
+    passes: Callable[[Tensor], Tensor],
+    *,
+    quota: int,
+    tries: int,
+) -> tuple[Tensor, int]:
+    """Noisy copies of a latent vector that pass a test: as many as the quota, or fewer when the tries are up.
 
     Args:
-        std: Of the noise on every coordinate.
+        std: Of the noise on every coordinate of every copy.
         noise: Its stream.
-    """
-
-    mean: Tensor
-    std: float
-    noise: torch.Generator
-
-    def draw(self, count: int) -> Tensor:
-        """So many copies, each with noise of its own."""
-        return self.mean + self.std * torch.randn(count, len(self.mean), generator=self.noise)
-
-
-def usable(draws: NoisyMean, passes: Callable[[Tensor], Tensor], *, quota: int, tries: int) -> tuple[Tensor, int]:
-    """Noisy copies that pass a test: as many as the quota, or fewer when the tries are up.
-
-    Args:
         passes: Says of each row whether it passes.
         quota: How many are wanted; a try draws so many at once.
 
     Returns:
         The copies, and how many were looked at for them.
     """
-    kept, seen = draws.mean.new_empty(0, len(draws.mean)), 0
+    kept, seen = mean.new_empty(0, len(mean)), 0
     for _ in range(tries if quota else 0):
-        drawn = draws.draw(quota)
+        drawn = mean + std * torch.randn(quota, len(mean), generator=noise)
         passed = passes(drawn).nonzero()[:, 0]
         missing = quota - len(kept)
         kept = torch.cat([kept, drawn[passed[:missing]]])

@@ -71,18 +71,12 @@ def check_distributions(y: Tensor) -> None:
         raise ValueError("label distributions should be 0 or more and sum to 1")
 
 
-async def collect(
-    rnd: Round,
-    phase: Phase[Nothing, Items],
-    layout: Layout,
-    *,
-    max_bytes: int,
-    check: Callable[[Items], None] = lambda _: None,
-) -> Items:
+async def collect(rnd: Round, phase: Phase[Nothing, Items], layout: Layout, check: Callable[[Items], None]) -> Items:
     """Asks everybody for items and lays them together, in an order that tells nobody whose they are.
 
+    A pool of more than `params.max_pool` bytes is refused before its memory is taken.
+
     Args:
-        max_bytes: A larger pool is refused before its memory is taken.
         check: What else is wrong with a client's items; raises ValueError, and the client counts as missing.
     """
 
@@ -91,7 +85,7 @@ async def collect(
         check(items)
 
     gathered: dict[str, list[Tensor]] = {name: [] for name in layout.rows}
-    size_bytes = 0
+    size_bytes, max_bytes = 0, rnd.params.max_pool
     async for reply in rnd.ask(replace(phase, check=checked), Nothing()):
         size_bytes += sum(getattr(reply.body, name).nbytes for name in gathered)
         if size_bytes > max_bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedrpc.methods.blocks.latent_means import NONE, NoisyMean, NoisyMeans, abundant, matched, room, scarce, usable
+from fedrpc.methods.blocks.latent_means import NONE, NoisyMeans, abundant, matched, room, scarce, usable
 
 
 def noise(seed: int = 0) -> torch.Generator:
@@ -60,14 +60,14 @@ def test_matching_by_hand(wanted, offered, client, partner):
 
 def test_without_noise_every_copy_is_the_mean():
     mean = torch.rand(6, generator=noise(1))
-    copies, seen = usable(NoisyMean(mean, 0.0, noise()), every, quota=5, tries=1)
+    copies, seen = usable(mean, 0.0, noise(), every, quota=5, tries=1)
     assert torch.equal(copies, mean.expand(5, 6))
     assert seen == 5
 
 
 def test_noise_has_mean_zero_and_covariance_s_squared():
     mean, std, count = torch.tensor([0.2, 0.9, 0.5]), 3.0, 40_000
-    moved = NoisyMean(mean, std, noise()).draw(count) - mean
+    moved = usable(mean, std, noise(), every, quota=count, tries=1)[0] - mean
     # Five standard errors of a mean, and of a variance or covariance.
     assert moved.mean(dim=0).abs().max() < 5 * std / count**0.5
     assert (torch.cov(moved.T) - std**2 * torch.eye(3)).abs().max() < 5 * std**2 * (2 / count) ** 0.5
@@ -77,7 +77,7 @@ def test_noise_has_mean_zero_and_covariance_s_squared():
 
 
 def test_what_passes_is_kept_until_the_quota_is_met():
-    copies, seen = usable(NoisyMean(torch.zeros(2), 1.0, noise()), lambda z: z[:, 0] > 0, quota=30, tries=50)
+    copies, seen = usable(torch.zeros(2), 1.0, noise(), lambda z: z[:, 0] > 0, quota=30, tries=50)
     assert copies.shape == (30, 2)
     assert (copies[:, 0] > 0).all()
     assert 40 < seen < 90, "half of the draws pass"
@@ -85,24 +85,22 @@ def test_what_passes_is_kept_until_the_quota_is_met():
 
 def test_what_was_looked_at_is_counted_to_the_last_one_that_was_needed():
     calls = iter([torch.tensor([False, True, False, False]), torch.tensor([True, False, True, True])])
-    copies, seen = usable(NoisyMean(torch.zeros(1), 1.0, noise()), lambda _: next(calls), quota=4, tries=9)
+    copies, seen = usable(torch.zeros(1), 1.0, noise(), lambda _: next(calls), quota=4, tries=9)
     assert (len(copies), seen) == (4, 8)
     calls = iter([torch.tensor([True, True, False]), torch.tensor([True, True, True])])
-    assert usable(NoisyMean(torch.zeros(1), 1.0, noise()), lambda _: next(calls), quota=3, tries=9)[1] == 4
+    assert usable(torch.zeros(1), 1.0, noise(), lambda _: next(calls), quota=3, tries=9)[1] == 4
 
 
 def test_the_loop_ends_when_nothing_ever_passes():
     calls = []
-    copies, seen = usable(
-        NoisyMean(torch.zeros(2), 1.0, noise()), lambda z: calls.append(len(z)) or nothing(z), quota=7, tries=5
-    )
+    copies, seen = usable(torch.zeros(2), 1.0, noise(), lambda z: calls.append(len(z)) or nothing(z), quota=7, tries=5)
     assert copies.shape == (0, 2)
     assert calls == [7] * 5
     assert seen == 35
 
 
 def test_a_quota_of_zero_draws_nothing():
-    copies, seen = usable(NoisyMean(torch.zeros(2), 1.0, noise()), every, quota=0, tries=5)
+    copies, seen = usable(torch.zeros(2), 1.0, noise(), every, quota=0, tries=5)
     assert (len(copies), seen) == (0, 0)
 
 
