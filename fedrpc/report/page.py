@@ -16,7 +16,15 @@ from fedrpc.report.markup import Figure, Tile, card, facts, folded, section, tab
 from fedrpc.report.reading import Run, read_run
 from fedrpc.report.style import CSS
 from fedrpc.report.table import render, size
-from fedrpc.report.words import against, card_in_words, counted, duration, privacy_in_words
+from fedrpc.report.words import (
+    against,
+    card_in_words,
+    cell,
+    counted,
+    duration,
+    privacy_in_words,
+    reported_in_words,
+)
 from fedrpc.wire.kinds import DIRECTIONS
 
 MAX_ROWS = 200  # of one table
@@ -60,7 +68,7 @@ def page(run: Run) -> str:
         chips.append(("caveat", summary["caveat"]))
     worn = "".join(f"<span>{escape(name)} <b>{escape(str(value))}</b></span>" for name, value in chips)
     told = "".join(tile.html() for tile in tiles(run))
-    body = "".join([_learning(run), _bytes(run), _split(run), _privacy(run), _details(run)])
+    body = "".join([_learning(run), _reported(run), _bytes(run), _split(run), _privacy(run), _details(run)])
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -169,6 +177,20 @@ def _learning(run: Run) -> str:
     curves = [plots_learning.accuracy(run), plots_learning.loss(run)]
     figures = _drawn([*curves, recalls, clients, plots_learning.local_losses(run)])
     return section("What it learned", "", figures or [card("", "<p>No round was evaluated.</p>")])
+
+
+def _reported(run: Run) -> str:
+    """The method's own figures: plain ones together, each one with rows as a table."""
+    entries = run.summary.get("reported", {}).values()
+    plain = [(entry["words"], reported_in_words(entry)) for entry in entries if not entry.get("columns")]
+    pieces = [card("", facts(plain))] if plain else []
+    for entry in entries:
+        if columns := entry.get("columns"):
+            rows = [[cell(row[name]) for name in columns] for row in entry["value"]]
+            pieces.append(
+                card(entry["words"].capitalize(), table(list(columns.values()), rows), reported_in_words(entry))
+            )
+    return section(f"What {run.summary['method']} reports", "", pieces)
 
 
 def _bytes(run: Run) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from fedrpc.report.words import privacy_in_words
+from fedrpc.report.words import cell, privacy_in_words, reported_in_words
 
 
 def size(num_bytes: float | None) -> str:
@@ -75,6 +76,9 @@ def _facts(summary: dict[str, Any]) -> Table:
     facts.add_row("ledgers", f"server and {check['clients']} clients {agree} ({check['compared']} rows)")
     if summary.get("caveat"):
         facts.add_row("caveat", summary["caveat"])
+    for entry in summary.get("reported", {}).values():
+        if not entry.get("columns"):
+            facts.add_row(Text(entry["words"]), Text(reported_in_words(entry)))
     facts.add_row("privacy", privacy_in_words(summary["privacy"]))
     for kind, entry in summary["privacy"]["releases"].items():
         if entry["epsilon"] is not None and summary["privacy"]["epsilon"] is None:
@@ -84,6 +88,24 @@ def _facts(summary: dict[str, Any]) -> Table:
     return facts
 
 
+def _reported(summary: dict[str, Any]) -> Iterator[Table]:
+    """Those of the method's own figures that have rows, each with what must be known of it."""
+    for entry in summary.get("reported", {}).values():
+        if not (columns := entry.get("columns")):
+            continue
+        table = Table(title=Text(entry["words"].capitalize()), title_justify="left", header_style="bold")
+        table.caption, table.caption_justify, table.caption_style = Text(reported_in_words(entry)), "left", ""
+        rows = [[cell(row[name]) for name in columns] for row in entry["value"]]
+        for place, heading in enumerate(columns.values()):
+            # Where it is narrow long headings break and long cells do; a number that is cut off would be another one.
+            whole = all(len(heading) <= 20 and len(row[place]) <= 20 for row in rows)
+            table.add_column(Text(heading), justify="right" if place else "left", vertical="bottom", no_wrap=whole)
+            table.columns[place].overflow = "fold"
+        for row in rows:
+            table.add_row(*map(Text, row))
+        yield table
+
+
 def render(summary: dict[str, Any], console: Console) -> None:
     """Prints a finished run."""
     title = Text(
@@ -91,4 +113,4 @@ def render(summary: dict[str, Any], console: Console) -> None:
         f"{summary['num_rounds']} rounds, seed {summary['seed']}",
         style="bold",
     )
-    console.print(Group(Text(), title, _bytes_table(summary), _facts(summary)))
+    console.print(Group(Text(), title, _bytes_table(summary), *_reported(summary), _facts(summary)))

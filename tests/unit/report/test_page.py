@@ -259,3 +259,43 @@ def test_a_folder_that_takes_no_file_is_a_clear_error(make_run: MakeRun) -> None
     (folder / "report.html.tmp").mkdir()
     with pytest.raises(ConfigError, match=r"cannot write .*report\.html"):
         write_page(folder)
+
+
+REPORTED = {
+    "rho": {"words": "real fraction", "about": "of <own> data", "value": 0.384615, "round": 2},
+    "formal": {
+        "words": "formal privacy",
+        "about": "",
+        "value": "none",
+        "round": 2,
+        "why": "[bold] no theorem covers it",
+    },
+    "eps": {
+        "words": "latent means",
+        "about": "",
+        "value": [{"reading": "sigma/m", "claimed": 1.6143, "audited": None}],
+        "round": 1,
+        "why": "no guarantee: a filter",
+        "columns": {"reading": "noise", "claimed": "paper's claim", "audited": "audited"},
+    },
+}
+
+
+def test_a_methods_own_figures_are_on_the_page(make_run: MakeRun) -> None:
+    text = checked(write_page(edited(make_run(), reported=REPORTED))).text
+    for told in ("What fedavg reports", "0.3846 (of <own> data)", "none: [bold] no theorem covers it"):
+        assert told in text
+    for told in ("Latent means", "paper's claim", "sigma/m", "1.614", "-", "No guarantee: a filter."):
+        assert told in text
+    assert "What fedavg reports" not in checked(write_page(edited(make_run(), reported={}))).text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_methods_own_figures_are_in_the_table(make_run: MakeRun, width: int) -> None:
+    screen = io.StringIO()
+    show_runs([edited(make_run(), reported=REPORTED)], Console(file=screen, width=width))
+    lines = [" ".join(line.split()) for line in screen.getvalue().splitlines()]
+    assert "real fraction 0.3846 (of <own> data)" in lines
+    assert "formal privacy none: [bold] no theorem covers it" in lines
+    assert "│ sigma/m │ 1.614 │ - │" in lines
+    assert "No guarantee: a filter." in lines
