@@ -53,12 +53,12 @@ REPORTED = (
         "images for clients, a row for each level of A_f",
         columns={
             "key": "level",
+            "labels_by": "labels by",
             "candidates": "made",
             "acceptance_rate": "share confident",
             "wanted": "wanted",
             "kept": "kept",
             "label_histogram": "kept by class",
-            "labels_by": "labels by",
         },
     ),
 )

@@ -15,7 +15,7 @@ from fedrpc.report import plots_bytes, plots_learning, plots_split
 from fedrpc.report.markup import Figure, Tile, card, facts, folded, section, table
 from fedrpc.report.reading import Run, read_run
 from fedrpc.report.style import CSS
-from fedrpc.report.table import render, size
+from fedrpc.report.table import kinds_of, leading_words, render, size
 from fedrpc.report.words import (
     against,
     card_in_words,
@@ -24,6 +24,7 @@ from fedrpc.report.words import (
     duration,
     privacy_in_words,
     reported_in_words,
+    sentence,
 )
 from fedrpc.wire.kinds import DIRECTIONS
 
@@ -187,9 +188,8 @@ def _reported(run: Run) -> str:
     for entry in entries:
         if columns := entry.get("columns"):
             rows = [[cell(row[name]) for name in columns] for row in entry["value"]]
-            pieces.append(
-                card(entry["words"].capitalize(), table(list(columns.values()), rows), reported_in_words(entry))
-            )
+            inner = table(list(columns.values()), rows, words=leading_words(entry))
+            pieces.append(card(entry["words"].capitalize(), inner, reported_in_words(entry)))
     return section(f"What {run.summary['method']} reports", "", pieces)
 
 
@@ -214,14 +214,13 @@ def _bytes(run: Run) -> str:
 
 def _kinds_table(part: Mapping[str, Any]) -> str:
     method, total, predicted = part["method"], part["total"], part["predicted"]["by_kind"]
-    kinds = sorted({kind for d in DIRECTIONS for kind in [*method[d]["by_kind"], *predicted[d]]})
     nothing = {"tensor": 0, "message": 0}
 
     def both(name: str, values: Iterable[int]) -> Sequence[str]:
         return (name, *(f"{value:,}" for value in values))
 
     rows = []
-    for kind in kinds:
+    for kind in kinds_of(part):
         sums = [method[d]["by_kind"].get(kind, nothing) for d in DIRECTIONS]
         if any(s["tensor"] for s in sums) or any(predicted[d].get(kind) for d in DIRECTIONS):
             rows.append(both(f"{kind}, tensors", (s["tensor"] for s in sums)))
@@ -268,9 +267,9 @@ def _privacy(run: Run) -> str:
     head = ("kind", "phase", "parts", "mechanism", "what covers it", "releases", "clients", "ε of the kind", "δ")
     cut = f"{len(run.releases) - MAX_ROWS} more rows are in privacy.jsonl." if len(run.releases) > MAX_ROWS else ""
     inner = table(head, rows, words=5) if rows else "<p>Nothing left a client.</p>"
-    about = " ".join(
-        ["What left clients and under what guarantee.", f"{privacy_in_words(privacy).capitalize()}.", _seeded(run)]
-    )
+    told = privacy_in_words(privacy)
+    seeded = "" if "reproducible" in told else _seeded(run)
+    about = f"What left clients and under what guarantee. {sentence(told)} {seeded}".rstrip()
     return section("Privacy", about, [card("Releases", inner, cut)])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console, Group
@@ -23,16 +23,28 @@ def size(num_bytes: float | None) -> str:
     raise AssertionError("the last unit takes everything")
 
 
+def kinds_of(part: Mapping[str, Any]) -> list[str]:
+    """The kinds that a method sent or was predicted to send any bytes of, from the bytes part of a summary."""
+    method, predicted = part["method"], part["predicted"]["by_kind"]
+    sent = {kind for d in ("down", "up") for kind, sums in method[d]["by_kind"].items() if any(sums.values())}
+    return sorted(sent | {kind for d in ("down", "up") for kind, value in predicted[d].items() if value})
+
+
+def leading_words(entry: Mapping[str, Any]) -> int:
+    """How many of the first columns of a method's own rows are text, at least one."""
+    text = [all(isinstance(row[name], str) for row in entry["value"]) for name in entry["columns"]]
+    return max(1, [*text, False].index(False))
+
+
 def _bytes_table(summary: dict[str, Any]) -> Table:
     part = summary["bytes"]
     table = Table(title="Bytes on the wire", title_justify="left", header_style="bold")
     for name in ("what", "down", "up"):
         table.add_column(name, justify="left" if name == "what" else "right")
     predicted = part["predicted"]["by_kind"]
-    kinds = sorted(set(part["method"]["down"]["by_kind"]) | set(part["method"]["up"]["by_kind"]))
-    for kind in kinds:
+    for kind in kinds_of(part):
         sums = [part["method"][d]["by_kind"].get(kind, {"tensor": 0, "message": 0}) for d in ("down", "up")]
-        if any(s["tensor"] for s in sums):
+        if any(s["tensor"] for s in sums) or any(predicted[d].get(kind) for d in ("down", "up")):
             table.add_row(f"{kind}: tensors", *(f"{s['tensor']:,}" for s in sums))
             table.add_row("  predicted", *(f"{predicted[d].get(kind, 0):,}" for d in ("down", "up")), style="dim")
         table.add_row(f"{kind}: messages", *(f"{s['message']:,}" for s in sums))
@@ -99,8 +111,8 @@ def _reported(summary: dict[str, Any]) -> Iterator[Table]:
         for place, heading in enumerate(columns.values()):
             # Where it is narrow long headings break and long cells do; a number that is cut off would be another one.
             whole = all(len(heading) <= 20 and len(row[place]) <= 20 for row in rows)
-            table.add_column(Text(heading), justify="right" if place else "left", vertical="bottom", no_wrap=whole)
-            table.columns[place].overflow = "fold"
+            table.add_column(Text(heading), vertical="bottom", no_wrap=whole, overflow="fold")
+            table.columns[place].justify = "left" if place < leading_words(entry) else "right"
         for row in rows:
             table.add_row(*map(Text, row))
         yield table

@@ -28,6 +28,11 @@ def against(measured: int, predicted: int) -> str:
     return f"{100 * (measured - predicted) / predicted:+.3g} % off the predicted {predicted:,}"
 
 
+def sentence(text: str) -> str:
+    """Words as a sentence; names keep their capitals, and an epsilon stays an epsilon."""
+    return f"{text[0].upper() if text[0].isascii() else text[0]}{text[1:]}."
+
+
 def privacy_in_words(privacy: Mapping[str, Any]) -> str:
     """What a run promises: its epsilon, or why there is none."""
     if privacy["epsilon"] is None:
@@ -53,7 +58,7 @@ def reported_in_words(entry: Mapping[str, Any]) -> str:
     """A figure of the method's own, without its rows: the value, what it is, and why it is so or when it holds."""
     value, about, why = entry["value"], entry["about"], entry.get("why") or ""
     if entry.get("columns"):
-        return " ".join(f"{part[0].upper()}{part[1:]}." for part in (why, about) if part)
+        return " ".join(sentence(part) for part in (why, about) if part)
     if isinstance(value, Mapping):
         value = f"{cell(value['mean'])} on average, {cell(value['least'])} to {cell(value['greatest'])}"
     else:

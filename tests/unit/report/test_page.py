@@ -299,3 +299,28 @@ def test_a_methods_own_figures_are_in_the_table(make_run: MakeRun, width: int) -
     assert "formal privacy none: [bold] no theorem covers it" in lines
     assert "│ sigma/m │ 1.614 │ - │" in lines
     assert "No guarantee: a filter." in lines
+
+
+def test_an_epsilon_is_written_as_one_wherever_it_stands(make_run: MakeRun) -> None:
+    noise = "reproducible noise: no protection from who knows the seed"
+    privacy = {"epsilon": 1.1023, "delta": 1e-05, "accountant": "rdp", "reason": None, "noise": noise, "releases": {}}
+    folder = edited(make_run(), privacy=privacy | {"unit": "one record of one client", "adjacency": "zero-out"})
+    text = "\n".join(checked(write_page(folder)).text)
+    assert "ε = 1.102 at δ = 1e-05 by RDP for one record of one client (zero-out)" in text
+    assert "\N{GREEK CAPITAL LETTER EPSILON}" not in text
+    lead = next(line for line in text.splitlines() if line.startswith("What left clients"))
+    assert lead.count("reproducible") == 1
+
+
+def test_kinds_are_told_if_they_were_predicted_alone_and_not_if_there_is_nothing(make_run: MakeRun) -> None:
+    folder = make_run()
+    part = json.loads((folder / "summary.json").read_text())["bytes"]
+    part["predicted"]["by_kind"]["down"] |= {"images": 1_886_400, "feedback": 0}
+    screen = io.StringIO()
+    show_runs([edited(folder, bytes=part)], Console(file=screen, width=120))
+    page = checked(folder / "report.html").text
+    assert "│ images: tensors" in screen.getvalue()
+    assert "1,886,400" in screen.getvalue()
+    assert "images, predicted" in page
+    assert "feedback" not in screen.getvalue()
+    assert not any("feedback" in text for text in page)
