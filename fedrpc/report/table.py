@@ -109,8 +109,9 @@ def _reported(summary: dict[str, Any]) -> Iterator[Table]:
         table.caption, table.caption_justify, table.caption_style = Text(reported_in_words(entry)), "left", ""
         rows = [[cell(row[name]) for name in columns] for row in entry["value"]]
         for place, heading in enumerate(columns.values()):
-            # Where it is narrow long headings break and long cells do; a number that is cut off would be another one.
-            whole = all(len(heading) <= 20 and len(row[place]) <= 20 for row in rows)
+            # Where it is narrow, headings and words give way first: a number that is cut off would be another one.
+            longest = max((len(row[place]) for row in rows), default=0)
+            whole = len(heading) <= max(longest, 8) and not any(" " in row[place] for row in rows)
             table.add_column(Text(heading), vertical="bottom", no_wrap=whole, overflow="fold")
             table.columns[place].justify = "left" if place < leading_words(entry) else "right"
         for row in rows:

@@ -301,6 +301,18 @@ def test_a_methods_own_figures_are_in_the_table(make_run: MakeRun, width: int) -
     assert "No guarantee: a filter." in lines
 
 
+def test_words_in_a_methods_own_rows_are_not_broken_where_it_is_narrow(make_run: MakeRun) -> None:
+    columns = {"key": "level", "made": "made", "rate": "share confident", "wanted": "wanted", "kept": "kept"}
+    columns |= {"histogram": "kept by class", "by": "labels by"}
+    row = {"key": "0", "made": 3200, "rate": 0.25, "wanted": 150, "kept": 0, "histogram": [0] * 10}
+    entry = {"words": "labelling", "about": "", "value": [row | {"by": "the global classifier"}], "columns": columns}
+    screen = io.StringIO()
+    show_runs([edited(make_run(), reported={"labelling": entry})], Console(file=screen, width=80))
+    words = screen.getvalue().split()
+    for word in ("labels", "global", "classifier", "confident", "3,200"):
+        assert word in words
+
+
 def test_an_epsilon_is_written_as_one_wherever_it_stands(make_run: MakeRun) -> None:
     noise = "reproducible noise: no protection from who knows the seed"
     privacy = {"epsilon": 1.1023, "delta": 1e-05, "accountant": "rdp", "reason": None, "noise": noise, "releases": {}}
