@@ -37,7 +37,7 @@ from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Question, Task
 from fedrpc.server.roster import Roster, Session
 from fedrpc.server.rounds import Desk, ServerRound, task_id
 from fedrpc.server.spool import Spool
-from fedrpc.server.summary import model_sha256, shapes_of
+from fedrpc.server.summary import model_sha256, reported, shapes_of
 from fedrpc.wire.codec import Payload
 from fedrpc.wire.frames import Assembler, chunk_frames, parse, stored_payload
 from fedrpc.wire.ledger import Attempt, Rows, frame_kind, merge, totals
@@ -260,6 +260,11 @@ class Played:
         """The privacy part of a summary."""
         told = self.problem.config.privacy
         return summarise(self.released, told.delta, told.noise)
+
+    def reported(self) -> dict[str, Any]:
+        """The part of a summary that has the method's own figures."""
+        records = [{"round": index} | json.loads(json.dumps(record)) for index, record in enumerate(self.records)]
+        return reported(self.problem.method.reported(self.problem.params), records)
 
     @property
     def state(self) -> Any:

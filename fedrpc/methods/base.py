@@ -371,6 +371,29 @@ class Pictures:
     given: tuple[Tensor, Tensor] | None
 
 
+@dataclass(frozen=True)
+class Reported:
+    """A recorded figure that must be seen when a run ends: in summary.json, in the table and on the page.
+
+    Told is its newest value in the records; of a mapping, the newest of each key.
+
+    Attributes:
+        record: Its name in the records, with dots into what it holds ("latent_privacy.rows").
+        words: Its name for people, in few words.
+        about: What it is; of a claim, whose.
+        why: The name, like `record`, of what says why it is so or when it holds.
+        spread: Tell mean, least and greatest of all the numbers in it.
+        columns: Of rows (a list or a mapping of mappings), headings of what is told; "key" is a mapping's key.
+    """
+
+    record: str
+    words: str
+    about: str = ""
+    why: str = ""
+    spread: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+
 def on(phase: Phase[Down, Up]) -> Callable[[Callable[[Any, Any, Down], Up]], Callable[[Any, Any, Down], Up]]:
     """Marks the method that answers a phase on the client."""
 
@@ -419,6 +442,10 @@ class Method(Generic[State]):
     def caveat(self, params: Any) -> str:
         """Optional: what must be said wherever a run with these parameters is shown; "" when there is nothing."""
         return ""
+
+    def reported(self, params: Any) -> Sequence[Reported]:
+        """Optional: which of its recorded figures must be seen when a run with these parameters ends."""
+        return ()
 
     def pictures(self, state: State, env: Env, count: int, rng: np.random.Generator) -> Pictures | None:
         """Optional: what a method that generates images has to show, `count` images in a row."""

@@ -42,7 +42,7 @@ from fedrpc.errors import ConfigError
 from fedrpc.methods import base
 from fedrpc.methods.base import ClientContext, ClientId, Cost, Env, Method, Phase, Pictures, Round, Shapes, on, register
 from fedrpc.methods.blocks.dpms_bytes import Tally, overheads
-from fedrpc.methods.blocks.dpms_privacy import FILTERED, NAMED, clipped, covering, privacy_record
+from fedrpc.methods.blocks.dpms_privacy import FILTERED, NAMED, clipped, covering, privacy_record, reported
 from fedrpc.methods.blocks.latent_means import NONE, NoisyMeans, abundant, matched, room, scarce, usable
 from fedrpc.methods.blocks.mean import WeightedMean
 from fedrpc.methods.blocks.pool import Nothing, check_labels
@@ -241,6 +241,10 @@ class FedDpms(Method[State]):
                 f"params.m = {params.m} latent vectors behind a mean, but the largest client has "
                 f"{max(env.num_examples())} examples of all classes together; lower it, or nobody can share"
             )
+
+    def reported(self, params: Any) -> Sequence[base.Reported]:
+        """The filter's acceptance, and the claimed epsilons beside the audited ones."""
+        return reported(filters=params.filters)
 
     def init(self, env: Env) -> State:
         """The network's initial weights."""

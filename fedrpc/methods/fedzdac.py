@@ -6,16 +6,20 @@ Departs from the paper: nothing. Where it is silent:
 - Real and made examples are shuffled together; an epoch goes through all of both.
 - The mean is uniform ("a simple arithmetic mean") over the clients that trained on anything.
 
-Its claim of (0, delta) differential privacy is no guarantee, and none is reported: records have the real fraction,
-which delta can not be below, and `formal_dp` "none" with the reason.
+Its claim of (0, delta) differential privacy is no guarantee, and none is reported: records and summary have the real
+fraction, which delta can not be below, and `formal_dp` "none" with the reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from fedrpc.data.examples import Examples
-from fedrpc.methods.base import ClientContext, Env, Round, on, register
+from fedrpc.methods.base import ClientContext, Env, Reported, Round, on, register
 from fedrpc.methods.blocks.zero_shot import (
     REFUSES_DP_SGD,
+    REPORTED,
     ZeroShotParams,
     inversion,
     privacy_record,
@@ -36,6 +40,10 @@ class FedZdac(FedAvg):
     def check(self, env: Env) -> None:
         """Refuses networks without BatchNorm."""
         require_statistics(self.name, env.model())
+
+    def reported(self, params: Any) -> Sequence[Reported]:
+        """How much of the training data was real, and that no guarantee follows from that."""
+        return REPORTED
 
     async def round(self, state: Global, rnd: Round) -> Global:
         """Asks the cohort to train and takes the mean, each client alike."""

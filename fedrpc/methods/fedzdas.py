@@ -23,10 +23,11 @@ from pydantic import Field
 
 from fedrpc.config import TrainConfig
 from fedrpc.data.examples import Examples
-from fedrpc.methods.base import ClientId, Env, Round, register
+from fedrpc.methods.base import ClientId, Env, Reported, Round, register
 from fedrpc.methods.blocks.train import train
 from fedrpc.methods.blocks.zero_shot import (
     REFUSES_DP_SGD,
+    REPORTED,
     Inversion,
     Made,
     ZeroShotParams,
@@ -58,6 +59,10 @@ class FedZdas(FedAvg):
     def check(self, env: Env) -> None:
         """Refuses networks without BatchNorm."""
         require_statistics(self.name, env.model())
+
+    def reported(self, params: Any) -> Sequence[Reported]:
+        """How much of the training data was real, and that no guarantee follows from that."""
+        return REPORTED
 
     async def round(self, state: Global, rnd: Round) -> Global:
         """Asks the cohort to train, inverts each model as it comes, and trains the mean on what all of them gave."""

@@ -19,7 +19,7 @@ than a client's share is repeated for it; while nothing at all is accepted, noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -45,6 +45,23 @@ from fedrpc.models.state import load, load_optimizer, optimizer_tensors, tensors
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 
+REPORTED = (
+    base.Reported("gan_from.run_id", "generator of run", why="gan_from.note"),
+    base.Reported(
+        "labelling",
+        "labelling",
+        "images for clients, a row for each level of A_f",
+        columns={
+            "key": "level",
+            "labels_by": "labels by",
+            "candidates": "made",
+            "acceptance_rate": "share confident",
+            "wanted": "wanted",
+            "kept": "kept",
+            "label_histogram": "kept by class",
+        },
+    ),
+)
 ORACLE = "labels of generated images come from an oracle that sees all raw data: for comparison only, not private"
 _PLAYER = "discriminator"  # its key in a client's store
 _POOL_BATCH = 100  # of each path, when images are made for clients
@@ -253,6 +270,10 @@ class MpGan(Method[State]):
     def caveat(self, params: Any) -> str:
         """Says so when labels come from the oracle."""
         return ORACLE if getattr(params, "labels", "") == "oracle" else ""
+
+    def reported(self, params: Any) -> Sequence[base.Reported]:
+        """Where the generator is from, and how its images got their labels."""
+        return REPORTED
 
     def check(self, env: Env) -> None:
         """Refuses what are no images of the right size, and labels by an untrained classifier."""

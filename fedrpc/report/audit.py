@@ -20,6 +20,7 @@ from fedrpc.privacy.ledger import GENESIS, check_filed, history_of
 from fedrpc.privacy.mechanisms import History
 from fedrpc.privacy.second import second_opinion, tight
 from fedrpc.privacy.summary import bare, summarise
+from fedrpc.report.reading import check_finished
 
 TOLERANCE = 0.01
 RUN = "the run"
@@ -83,10 +84,12 @@ def audit(run: Path) -> Audit:
 
 
 def _summary(run: Path) -> dict[str, Any]:
+    check_finished(run, ("config.toml", "summary.json", "privacy.jsonl"))
     path = run / "summary.json"
-    if not path.is_file():
-        raise ConfigError(f"no finished run at {run}: expected {path}; give the run directory, after the run has ended")
-    return json.loads(path.read_text())  # type: ignore[no-any-return]
+    try:
+        return json.loads(path.read_text())  # type: ignore[no-any-return]
+    except ValueError as error:
+        raise ConfigError(f"{path} can not be read: {error}") from None
 
 
 def _rows(path: Path) -> tuple[list[dict[str, Any]], dict[int, tuple[int, bytes]], list[str]]:

@@ -46,7 +46,8 @@ def show_generated(run: Run, problem: Problem, oracle_epochs: int, console: Cons
     facts |= {"labels": _agreement(found.given, problem, oracle_epochs) if found.given else None}
     console.print(_table(facts))
     written = [write_text(folder / "generated.json", json.dumps(facts, indent=1) + "\n")]
-    rows = _rows(found.samples, nearest, train) | _real(problem)
+    rows = _rows(found.samples, nearest, train)
+    rows |= _real(problem, len(next(iter(rows.values()))))
     written.append(draw_sheet(rows, env.bounds, folder / "generated.png", f"Generated and nearest real: {run.title}"))
     if found.progress:
         title = f"The generator as it learned: {run.title}"
@@ -118,11 +119,11 @@ def _rows(samples: Any, nearest: Tensor, train: Examples) -> dict[str, Tensor]:
     return rows
 
 
-def _real(problem: Problem) -> dict[str, Tensor]:
-    """Some real images of the first client that has any."""
+def _real(problem: Problem, count: int) -> dict[str, Tensor]:
+    """So many real images of the first client that has any."""
     client = int(np.argmax([count > 0 for count in problem.env.num_examples()]))
     data = problem.client_data(client).train
-    return {f"client {client}, real": data.batch(np.resize(np.arange(len(data)), MAX_COLUMNS))[0]}
+    return {f"client {client}, real": data.batch(np.resize(np.arange(len(data)), count))[0]}
 
 
 def _table(facts: dict[str, Any]) -> Table:

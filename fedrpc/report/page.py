@@ -15,8 +15,17 @@ from fedrpc.report import plots_bytes, plots_learning, plots_split
 from fedrpc.report.markup import Figure, Tile, card, facts, folded, section, table
 from fedrpc.report.reading import Run, read_run
 from fedrpc.report.style import CSS
-from fedrpc.report.table import render, size
-from fedrpc.report.words import against, card_in_words, counted, duration, privacy_in_words
+from fedrpc.report.table import kinds_of, leading_words, render, size
+from fedrpc.report.words import (
+    against,
+    card_in_words,
+    cell,
+    counted,
+    duration,
+    privacy_in_words,
+    reported_in_words,
+    sentence,
+)
 from fedrpc.wire.kinds import DIRECTIONS
 
 MAX_ROWS = 200  # of one table
@@ -60,7 +69,7 @@ def page(run: Run) -> str:
         chips.append(("caveat", summary["caveat"]))
     worn = "".join(f"<span>{escape(name)} <b>{escape(str(value))}</b></span>" for name, value in chips)
     told = "".join(tile.html() for tile in tiles(run))
-    body = "".join([_learning(run), _bytes(run), _split(run), _privacy(run), _details(run)])
+    body = "".join([_learning(run), _reported(run), _bytes(run), _split(run), _privacy(run), _details(run)])
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -171,6 +180,19 @@ def _learning(run: Run) -> str:
     return section("What it learned", "", figures or [card("", "<p>No round was evaluated.</p>")])
 
 
+def _reported(run: Run) -> str:
+    """The method's own figures: plain ones together, each one with rows as a table."""
+    entries = run.summary.get("reported", {}).values()
+    plain = [(entry["words"], reported_in_words(entry)) for entry in entries if not entry.get("columns")]
+    pieces = [card("", facts(plain))] if plain else []
+    for entry in entries:
+        if columns := entry.get("columns"):
+            rows = [[cell(row[name]) for name in columns] for row in entry["value"]]
+            inner = table(list(columns.values()), rows, words=leading_words(entry))
+            pieces.append(card(entry["words"].capitalize(), inner, reported_in_words(entry)))
+    return section(f"What {run.summary['method']} reports", "", pieces)
+
+
 def _bytes(run: Run) -> str:
     about = (
         "Three layers: tensor bytes are what a formula counts, message bytes are protobuf with gRPC's prefix, kernel "
@@ -192,14 +214,13 @@ def _bytes(run: Run) -> str:
 
 def _kinds_table(part: Mapping[str, Any]) -> str:
     method, total, predicted = part["method"], part["total"], part["predicted"]["by_kind"]
-    kinds = sorted({kind for d in DIRECTIONS for kind in [*method[d]["by_kind"], *predicted[d]]})
     nothing = {"tensor": 0, "message": 0}
 
     def both(name: str, values: Iterable[int]) -> Sequence[str]:
         return (name, *(f"{value:,}" for value in values))
 
     rows = []
-    for kind in kinds:
+    for kind in kinds_of(part):
         sums = [method[d]["by_kind"].get(kind, nothing) for d in DIRECTIONS]
         if any(s["tensor"] for s in sums) or any(predicted[d].get(kind) for d in DIRECTIONS):
             rows.append(both(f"{kind}, tensors", (s["tensor"] for s in sums)))
@@ -246,9 +267,9 @@ def _privacy(run: Run) -> str:
     head = ("kind", "phase", "parts", "mechanism", "what covers it", "releases", "clients", "ε of the kind", "δ")
     cut = f"{len(run.releases) - MAX_ROWS} more rows are in privacy.jsonl." if len(run.releases) > MAX_ROWS else ""
     inner = table(head, rows, words=5) if rows else "<p>Nothing left a client.</p>"
-    about = " ".join(
-        ["What left clients and under what guarantee.", f"{privacy_in_words(privacy).capitalize()}.", _seeded(run)]
-    )
+    told = privacy_in_words(privacy)
+    seeded = "" if "reproducible" in told else _seeded(run)
+    about = f"What left clients and under what guarantee. {sentence(told)} {seeded}".rstrip()
     return section("Privacy", about, [card("Releases", inner, cut)])
 
 

@@ -17,6 +17,7 @@ from fedrpc.wire.kinds import DIRECTIONS
 from fedrpc.wire.ledger import Key, Sums
 
 FILES = ("config.toml", "summary.json", "partition.json", "records.jsonl", "ledger.jsonl")
+_GIVE = "give the directory of a finished run"
 
 
 @dataclass
@@ -164,7 +165,7 @@ def read_run(folder: Path) -> Run:
     Raises:
         ConfigError: There is none, it is not finished, or a file of it can not be read; says which and what to do.
     """
-    _check_finished(folder)
+    check_finished(folder)
     run = Run(
         folder=folder,
         config=_parsed(folder / "config.toml", lambda path: tomllib.loads(path.read_text(encoding="utf-8"))),
@@ -181,12 +182,16 @@ def read_run(folder: Path) -> Run:
     return run
 
 
-def _check_finished(folder: Path) -> None:
+def check_finished(folder: Path, files: Sequence[str] = FILES) -> None:
+    """Raises ConfigError, with the remedy, unless `folder` has these files of a finished run."""
     if not folder.is_dir():
-        raise ConfigError(f"no run at {folder}: there is no such folder")
-    missing = [name for name in FILES if not (folder / name).is_file()]
-    if "config.toml" in missing:
-        raise ConfigError(f"{folder} holds no run: expected {', '.join(FILES)}, got no {', no '.join(missing)}")
+        raise ConfigError(f"no run at {folder}: there is no such folder; {_GIVE}")
+    if (folder / "compare.json").is_file():
+        runs = sorted(path.parent for path in folder.glob("*/summary.json"))
+        raise ConfigError(f"{folder} holds a comparison; give one of its runs{f', such as {runs[0]}' if runs else ''}")
+    missing = [name for name in files if not (folder / name).is_file()]
+    if missing and not (folder / "config.toml").is_file():
+        raise ConfigError(f"{folder} holds no run: it has no {missing[0]}; {_GIVE}")
     if "summary.json" in missing:
         raise ConfigError(
             f"the run in {folder} is not finished: it has no summary.json; "
@@ -194,7 +199,7 @@ def _check_finished(folder: Path) -> None:
         )
     if missing:
         raise ConfigError(
-            f"the run in {folder} is not whole: expected {', '.join(FILES)}, got no {', no '.join(missing)}"
+            f"the run in {folder} is not whole: it has no {', no '.join(missing)}; run it again, with another --out"
         )
 
 

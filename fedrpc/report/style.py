@@ -77,6 +77,7 @@ th{text-align:left;color:var(--soft);font-weight:600;font-size:12.5px}
 th,td{padding:5px 12px 5px 0;border-bottom:1px solid var(--grid);vertical-align:top}
 tbody tr:last-child td{border-bottom:0}
 .num{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+th.num{white-space:normal}
 th.num:last-child,td.num:last-child{padding-right:0}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 16px;margin:0;font-size:13.5px}
 dt{color:var(--soft)}

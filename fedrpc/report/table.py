@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from fedrpc.report.words import privacy_in_words
+from fedrpc.report.words import cell, privacy_in_words, reported_in_words
 
 
 def size(num_bytes: float | None) -> str:
@@ -22,16 +23,28 @@ def size(num_bytes: float | None) -> str:
     raise AssertionError("the last unit takes everything")
 
 
+def kinds_of(part: Mapping[str, Any]) -> list[str]:
+    """The kinds that a method sent or was predicted to send any bytes of, from the bytes part of a summary."""
+    method, predicted = part["method"], part["predicted"]["by_kind"]
+    sent = {kind for d in ("down", "up") for kind, sums in method[d]["by_kind"].items() if any(sums.values())}
+    return sorted(sent | {kind for d in ("down", "up") for kind, value in predicted[d].items() if value})
+
+
+def leading_words(entry: Mapping[str, Any]) -> int:
+    """How many of the first columns of a method's own rows are text, at least one."""
+    text = [all(isinstance(row[name], str) for row in entry["value"]) for name in entry["columns"]]
+    return max(1, [*text, False].index(False))
+
+
 def _bytes_table(summary: dict[str, Any]) -> Table:
     part = summary["bytes"]
     table = Table(title="Bytes on the wire", title_justify="left", header_style="bold")
     for name in ("what", "down", "up"):
         table.add_column(name, justify="left" if name == "what" else "right")
     predicted = part["predicted"]["by_kind"]
-    kinds = sorted(set(part["method"]["down"]["by_kind"]) | set(part["method"]["up"]["by_kind"]))
-    for kind in kinds:
+    for kind in kinds_of(part):
         sums = [part["method"][d]["by_kind"].get(kind, {"tensor": 0, "message": 0}) for d in ("down", "up")]
-        if any(s["tensor"] for s in sums):
+        if any(s["tensor"] for s in sums) or any(predicted[d].get(kind) for d in ("down", "up")):
             table.add_row(f"{kind}: tensors", *(f"{s['tensor']:,}" for s in sums))
             table.add_row("  predicted", *(f"{predicted[d].get(kind, 0):,}" for d in ("down", "up")), style="dim")
         table.add_row(f"{kind}: messages", *(f"{s['message']:,}" for s in sums))
@@ -75,6 +88,9 @@ def _facts(summary: dict[str, Any]) -> Table:
     facts.add_row("ledgers", f"server and {check['clients']} clients {agree} ({check['compared']} rows)")
     if summary.get("caveat"):
         facts.add_row("caveat", summary["caveat"])
+    for entry in summary.get("reported", {}).values():
+        if not entry.get("columns"):
+            facts.add_row(Text(entry["words"]), Text(reported_in_words(entry)))
     facts.add_row("privacy", privacy_in_words(summary["privacy"]))
     for kind, entry in summary["privacy"]["releases"].items():
         if entry["epsilon"] is not None and summary["privacy"]["epsilon"] is None:
@@ -84,6 +100,25 @@ def _facts(summary: dict[str, Any]) -> Table:
     return facts
 
 
+def _reported(summary: dict[str, Any]) -> Iterator[Table]:
+    """Those of the method's own figures that have rows, each with what must be known of it."""
+    for entry in summary.get("reported", {}).values():
+        if not (columns := entry.get("columns")):
+            continue
+        table = Table(title=Text(entry["words"].capitalize()), title_justify="left", header_style="bold")
+        table.caption, table.caption_justify, table.caption_style = Text(reported_in_words(entry)), "left", ""
+        rows = [[cell(row[name]) for name in columns] for row in entry["value"]]
+        for place, heading in enumerate(columns.values()):
+            # Where it is narrow, headings and words give way first: a number that is cut off would be another one.
+            longest = max((len(row[place]) for row in rows), default=0)
+            whole = len(heading) <= max(longest, 8) and not any(" " in row[place] for row in rows)
+            table.add_column(Text(heading), vertical="bottom", no_wrap=whole, overflow="fold")
+            table.columns[place].justify = "left" if place < leading_words(entry) else "right"
+        for row in rows:
+            table.add_row(*map(Text, row))
+        yield table
+
+
 def render(summary: dict[str, Any], console: Console) -> None:
     """Prints a finished run."""
     title = Text(
@@ -91,4 +126,4 @@ def render(summary: dict[str, Any], console: Console) -> None:
         f"{summary['num_rounds']} rounds, seed {summary['seed']}",
         style="bold",
     )
-    console.print(Group(Text(), title, _bytes_table(summary), _facts(summary)))
+    console.print(Group(Text(), title, _bytes_table(summary), *_reported(summary), _facts(summary)))

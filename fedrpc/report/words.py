@@ -28,6 +28,11 @@ def against(measured: int, predicted: int) -> str:
     return f"{100 * (measured - predicted) / predicted:+.3g} % off the predicted {predicted:,}"
 
 
+def sentence(text: str) -> str:
+    """Words as a sentence; names keep their capitals, and an epsilon stays an epsilon."""
+    return f"{text[0].upper() if text[0].isascii() else text[0]}{text[1:]}."
+
+
 def privacy_in_words(privacy: Mapping[str, Any]) -> str:
     """What a run promises: its epsilon, or why there is none."""
     if privacy["epsilon"] is None:
@@ -36,6 +41,29 @@ def privacy_in_words(privacy: Mapping[str, Any]) -> str:
     noise = f"; {privacy['noise']}" if privacy.get("noise") else ""
     unit = f" for {privacy['unit']} ({privacy['adjacency']})" if privacy.get("unit") else ""
     return f"ε = {privacy['epsilon']:.4g} at δ = {privacy['delta']:g}{by}{unit}{noise}"
+
+
+def cell(value: Any) -> str:
+    """A recorded value in a table: 0.3846, 1,000, 12 0 7; what there is none of is a dash."""
+    if isinstance(value, list):
+        return " ".join(map(cell, value))
+    if value is None or isinstance(value, str):
+        return value or "-"
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def reported_in_words(entry: Mapping[str, Any]) -> str:
+    """A figure of the method's own, without its rows: the value, what it is, and why it is so or when it holds."""
+    value, about, why = entry["value"], entry["about"], entry.get("why") or ""
+    if entry.get("columns"):
+        return " ".join(sentence(part) for part in (why, about) if part)
+    if isinstance(value, Mapping):
+        value = f"{cell(value['mean'])} on average, {cell(value['least'])} to {cell(value['greatest'])}"
+    else:
+        value = cell(value)
+    return f"{value}{f': {why}' if why else ''}{f' ({about})' if about else ''}"
 
 
 def card_in_words(card: Mapping[str, Any]) -> list[str]:

@@ -275,6 +275,7 @@ class Coordinator:
         return summary.heading(self._config, self._desk.run_id, self._config.rounds) | {
             "caveat": self._method.caveat(self._problem.params),
             "accuracy": summary.accuracy(self._records.all()),
+            "reported": summary.reported(self._method.reported(self._problem.params), self._records.all()),
             "privacy": privacy.summarise(
                 privacy.read(self._out / "privacy.jsonl"), self._config.privacy.delta, self._config.privacy.noise
             ),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 import fedrpc
 from fedrpc.config import RunConfig
-from fedrpc.methods.base import Cost, Shapes
+from fedrpc.methods.base import Cost, Reported, Shapes
 from fedrpc.methods.fedavg import FedAvg
 from fedrpc.metrics import curve
 from fedrpc.metrics.exposure import exposure_matrix, movements
@@ -67,6 +68,58 @@ def accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "best_round": read.best_round,
         "best_is": curve.Curve.best_label,
     } | {name: value for name, value in last.items() if value is not None}
+
+
+def reported(wanted: Sequence[Reported], records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The figures that a method wants seen, by their names in the records; what was never recorded is left out."""
+    told = {}
+    for figure in wanted:
+        value, round_index = _newest(records, figure.record)
+        if figure.spread:
+            value = _spread(value)
+        elif figure.columns and value is not None:
+            value = _rows(value, figure.columns)
+        if value is None:
+            continue
+        entry = {"words": figure.words, "about": figure.about, "value": value, "round": round_index}
+        entry |= {"why": _newest(records, figure.why)[0]} if figure.why else {}
+        told[figure.record] = entry | ({"columns": dict(figure.columns)} if figure.columns else {})
+    return told
+
+
+def _newest(records: Sequence[Mapping[str, Any]], path: str) -> tuple[Any, int | None]:
+    """A record's newest value and the round it is of; a mapping has the newest of each key."""
+    newest: Any = None
+    round_index: int | None = None
+    for row in records:
+        value: Any = row
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is not None:
+            both = isinstance(value, Mapping) and isinstance(newest, Mapping)
+            newest, round_index = {**newest, **value} if both else value, row["round"]
+    return newest, round_index
+
+
+def _spread(value: Any) -> dict[str, float | int] | None:
+    numbers = list(_numbers(value))
+    if not numbers:
+        return None
+    mean = math.fsum(numbers) / len(numbers)
+    return {"mean": mean, "least": min(numbers), "greatest": max(numbers), "count": len(numbers)}
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(item)
+
+
+def _rows(value: Any, columns: Mapping[str, str]) -> list[dict[str, Any]]:
+    rows = [{"key": key} | entry for key, entry in value.items()] if isinstance(value, Mapping) else value
+    return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def exposure(rows: ledger.Rows, num_clients: int) -> dict[str, float]:

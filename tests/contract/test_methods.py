@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 from dataclasses import is_dataclass
 from functools import cache
@@ -21,6 +22,7 @@ from fedrpc.methods import METHODS
 from fedrpc.methods.base import SETUP_ROUND, Method, stance_of
 from fedrpc.models.state import load
 from fedrpc.problem import Problem
+from fedrpc.report.words import reported_in_words
 from fedrpc.server.rounds import ServerRound
 from fedrpc.server.summary import model_sha256
 from fedrpc.wire import stored
@@ -126,6 +128,13 @@ def test_the_same_seed_gives_the_same_result_also_from_checkpoints(method):
 @every_method
 def test_every_phase_is_asked_and_answered(method):
     assert {phase for _, phase, _, _ in played(method).asked} == set(method.phases)
+
+
+@every_method
+def test_what_it_reports_can_be_written_down_and_read(method):
+    told = played(method).reported()
+    assert json.loads(json.dumps(told)) == told
+    assert all(len(entry["words"]) <= 20 and reported_in_words(entry) for entry in told.values())
 
 
 @every_method

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedrpc.methods.base import Env
+from fedrpc.methods.base import Env, Reported
 from fedrpc.models.dpms import latent_model
 from fedrpc.privacy.gaussian import classic_epsilon, epsilon_of
 from fedrpc.privacy.mechanisms import Gaussian, Mechanism, no_guarantee
@@ -104,3 +104,24 @@ def privacy_record(env: Env) -> dict[str, Any]:
     clip = None if params.filters else params.clip_for(latent)
     rows = privacy_figures(**setting, clip=clip)
     return setting | {"clip": clip, "used": "sigma", "holds": HOLDS[params.mode], "rows": rows}
+
+
+def reported(*, filters: bool) -> tuple[Reported, ...]:
+    """What of it must be seen when a run ends; what is claimed or conditional says so in its heading.
+
+    Args:
+        filters: Whether clients reject draws, so that no audited figure holds for what left them.
+    """
+    audited = "audited ε without filter" if filters else "audited ε"
+    columns = {
+        "reading": "noise read as",
+        "delta": "δ",
+        "claimed": "ε the paper claims: one value, one draw",
+        "one_draw": f"{audited}: vector, one draw",
+        "class_draws": f"{audited}: all draws of a class",
+        "all_draws": f"{audited}: all draws",
+    }
+    about = "the paper has three readings of its noise; this run's is sigma itself"
+    means = Reported("latent_privacy.rows", "latent means", about, why="latent_privacy.holds", columns=columns)
+    passed = "share of draws for a class that passed the client's own filter"
+    return (Reported("acceptance", "acceptance", passed, spread=True), means) if filters else (means,)

@@ -25,12 +25,16 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods.base import Env, Params
+from fedrpc.methods.base import Env, Params, Reported
 
 REFUSES_DP_SGD = "refused: DP-SGD needs a network without BatchNorm, whose statistics are what data is made from"
 NO_FORMAL_DP = (
     "real records are always trained on, and made ones come from models that were: the paper's (0, delta) has no delta "
     "below the real fraction, is of one sample in one round, and is no protection of a record"
+)
+REPORTED = (
+    Reported("zda_real_fraction", "real fraction", "the largest share of own data in what a client trained on"),
+    Reported("formal_dp", "formal privacy", why="formal_dp_reason"),
 )
 _EPSILON = 1e-6
 

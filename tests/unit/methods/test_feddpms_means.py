@@ -162,3 +162,31 @@ def test_claims_are_recorded_when_means_are_first_shared():
     assert told["used"] == "sigma"
     assert json.loads(json.dumps(told)) == told
     assert all({"r1", "r2"} == set(record["paper_overhead"]) for record in played().records[2:])
+
+
+def test_the_summary_has_claims_marked_as_such_beside_audited_figures():
+    for mode, holds in (("paper", "no guarantee: "), ("private", "for the latent means alone, given the received")):
+        told, record = played(mode).reported(), played(mode).records[2]
+        figures = told["latent_privacy.rows"]
+        assert figures["why"].startswith(holds)
+        assert [row["claimed"] for row in figures["value"]] == [
+            row["claimed"] for row in record["latent_privacy"]["rows"]
+        ]
+        assert "the paper claims" in figures["columns"]["claimed"]
+        audited = [figures["columns"][name] for name in ("one_draw", "class_draws", "all_draws")]
+        assert all(heading.startswith("audited") for heading in audited)
+        assert all(("without filter" in heading) == (mode == "paper") for heading in audited)
+        assert ("acceptance" in told) == (mode == "paper")
+
+
+def test_the_summary_has_the_filters_acceptance_over_all_rounds():
+    run = played(fraction=0.4)
+    rates = [rate for row in run.records for rates in row.get("acceptance", {}).values() for rate in rates.values()]
+    told = run.reported()["acceptance"]["value"]
+    assert told["count"] == len(rates)
+    assert told["mean"] == pytest.approx(sum(rates) / len(rates))
+    assert (told["least"], told["greatest"]) == (min(rates), max(rates))
+
+
+def test_without_sharing_nothing_is_reported():
+    assert run_in_memory(problem(params={"alpha": 0}), 3).reported() == {}

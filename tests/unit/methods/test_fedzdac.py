@@ -112,6 +112,13 @@ def test_records_say_the_real_fraction_and_claim_nothing(played):
         assert not any("epsilon" in name for name in record)
 
 
+def test_the_summary_has_the_real_fraction_and_no_guarantee(played):
+    told = played.reported()
+    assert told["zda_real_fraction"]["value"] == played.records[-1]["zda_real_fraction"] < 1
+    assert told["formal_dp"]["value"] == "none"
+    assert "no protection of a record" in told["formal_dp"]["why"]
+
+
 def test_nothing_but_weights_and_scalars_leaves_a_client(played):
     assert FedZdac.shares == FedZdas.shares == ""
     assert set(played.measured()["up"]) == {"weights", "scalars"}

@@ -102,6 +102,17 @@ def test_a_client_that_missed_its_images_gets_them_later():
     assert run.state.given == {0: 1, 1: 1, 2: 1, 3: 1}
 
 
+def test_the_summary_has_how_images_got_their_labels():
+    run = played(rounds=3, a_f="0.2,2:0.5")
+    rows = run.reported()["labelling"]["value"]
+    assert [row["key"] for row in rows] == ["0", "1"]
+    for row, labels in zip(rows, run.state.labels.values(), strict=True):
+        assert row["label_histogram"] == torch.bincount(labels, minlength=10).tolist()
+        assert row["kept"] == len(labels)
+        assert 0 < row["acceptance_rate"] <= 1
+        assert row["labels_by"] == "the global classifier"
+
+
 def test_nothing_confident_gives_nothing_and_says_so():
     run = played(rounds=2, tau=1.0)
     assert run.state.made == {}

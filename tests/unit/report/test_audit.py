@@ -39,6 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for client, rows in by_client.items():
         file.extend(client, 0, rows)
     file.close()
+    (folder / "config.toml").touch()
     (folder / "summary.json").write_text(json.dumps({"privacy": played.privacy()}))
     return folder
 
@@ -115,6 +116,18 @@ def test_a_run_that_promises_nothing_is_not_faulted_for_it(run: Path) -> None:
     assert found.lines[-1].covers.startswith("no guarantee")
 
 
-def test_no_finished_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no finished run at"):
+def test_no_finished_run(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no such folder; give the directory of a finished run"):
+        audit(tmp_path / "nowhere")
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(ConfigError, match=r"is not finished: it has no summary\.json; go on with `fedrpc run"):
         audit(tmp_path)
+    (run / "privacy.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"is not whole: it has no privacy\.jsonl; run it again"):
+        audit(run)
+
+
+def test_a_summary_that_is_none_is_named(run: Path) -> None:
+    (run / "summary.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"summary\.json can not be read"):
+        audit(run)

@@ -11,8 +11,10 @@ import torch
 from rich.console import Console
 
 from fedrpc.data.examples import Examples
+from fedrpc.report import generated
 from fedrpc.report.generated import nearest_of, neighbour_facts, show_generated
 from fedrpc.report.reading import Run
+from fedrpc.report.sheet import MAX_COLUMNS
 from tests.fakes import problem_of, run_in_memory
 from tests.unit.methods.test_mpgan import SMALL, run_directory
 
@@ -50,3 +52,12 @@ def test_a_finished_run_is_shown(tmp_path: Path, rounds: int):
     for name in ("generated.png", "progress.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert "are nearer to a training image than any test image is" in console.file.getvalue()
+
+
+def test_rows_that_are_shorter_than_a_sheet_can_be_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(generated, "_COMPARED", MAX_COLUMNS - 6)
+    problem = problem_of("mpgan", params=SMALL)
+    run_directory(tmp_path, run_in_memory(problem, 0).state)
+    summary = {"run_id": "r", "method": "mpgan", "dataset": "fmnist-mini"}
+    show_generated(Run(tmp_path, {}, summary, [], {}), problem, 1, Console(file=io.StringIO()))
+    assert (tmp_path / "generated.png").read_bytes().startswith(b"\x89PNG")

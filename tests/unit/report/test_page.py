@@ -259,3 +259,80 @@ def test_a_folder_that_takes_no_file_is_a_clear_error(make_run: MakeRun) -> None
     (folder / "report.html.tmp").mkdir()
     with pytest.raises(ConfigError, match=r"cannot write .*report\.html"):
         write_page(folder)
+
+
+REPORTED = {
+    "rho": {"words": "real fraction", "about": "of <own> data", "value": 0.384615, "round": 2},
+    "formal": {
+        "words": "formal privacy",
+        "about": "",
+        "value": "none",
+        "round": 2,
+        "why": "[bold] no theorem covers it",
+    },
+    "eps": {
+        "words": "latent means",
+        "about": "",
+        "value": [{"reading": "sigma/m", "claimed": 1.6143, "audited": None}],
+        "round": 1,
+        "why": "no guarantee: a filter",
+        "columns": {"reading": "noise", "claimed": "paper's claim", "audited": "audited"},
+    },
+}
+
+
+def test_a_methods_own_figures_are_on_the_page(make_run: MakeRun) -> None:
+    text = checked(write_page(edited(make_run(), reported=REPORTED))).text
+    for told in ("What fedavg reports", "0.3846 (of <own> data)", "none: [bold] no theorem covers it"):
+        assert told in text
+    for told in ("Latent means", "paper's claim", "sigma/m", "1.614", "-", "No guarantee: a filter."):
+        assert told in text
+    assert "What fedavg reports" not in checked(write_page(edited(make_run(), reported={}))).text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_methods_own_figures_are_in_the_table(make_run: MakeRun, width: int) -> None:
+    screen = io.StringIO()
+    show_runs([edited(make_run(), reported=REPORTED)], Console(file=screen, width=width))
+    lines = [" ".join(line.split()) for line in screen.getvalue().splitlines()]
+    assert "real fraction 0.3846 (of <own> data)" in lines
+    assert "formal privacy none: [bold] no theorem covers it" in lines
+    assert "│ sigma/m │ 1.614 │ - │" in lines
+    assert "No guarantee: a filter." in lines
+
+
+def test_words_in_a_methods_own_rows_are_not_broken_where_it_is_narrow(make_run: MakeRun) -> None:
+    columns = {"key": "level", "made": "made", "rate": "share confident", "wanted": "wanted", "kept": "kept"}
+    columns |= {"histogram": "kept by class", "by": "labels by"}
+    row = {"key": "0", "made": 3200, "rate": 0.25, "wanted": 150, "kept": 0, "histogram": [0] * 10}
+    entry = {"words": "labelling", "about": "", "value": [row | {"by": "the global classifier"}], "columns": columns}
+    screen = io.StringIO()
+    show_runs([edited(make_run(), reported={"labelling": entry})], Console(file=screen, width=80))
+    words = screen.getvalue().split()
+    for word in ("labels", "global", "classifier", "confident", "3,200"):
+        assert word in words
+
+
+def test_an_epsilon_is_written_as_one_wherever_it_stands(make_run: MakeRun) -> None:
+    noise = "reproducible noise: no protection from who knows the seed"
+    privacy = {"epsilon": 1.1023, "delta": 1e-05, "accountant": "rdp", "reason": None, "noise": noise, "releases": {}}
+    folder = edited(make_run(), privacy=privacy | {"unit": "one record of one client", "adjacency": "zero-out"})
+    text = "\n".join(checked(write_page(folder)).text)
+    assert "ε = 1.102 at δ = 1e-05 by RDP for one record of one client (zero-out)" in text
+    assert "\N{GREEK CAPITAL LETTER EPSILON}" not in text
+    lead = next(line for line in text.splitlines() if line.startswith("What left clients"))
+    assert lead.count("reproducible") == 1
+
+
+def test_kinds_are_told_if_they_were_predicted_alone_and_not_if_there_is_nothing(make_run: MakeRun) -> None:
+    folder = make_run()
+    part = json.loads((folder / "summary.json").read_text())["bytes"]
+    part["predicted"]["by_kind"]["down"] |= {"images": 1_886_400, "feedback": 0}
+    screen = io.StringIO()
+    show_runs([edited(folder, bytes=part)], Console(file=screen, width=120))
+    page = checked(folder / "report.html").text
+    assert "│ images: tensors" in screen.getvalue()
+    assert "1,886,400" in screen.getvalue()
+    assert "images, predicted" in page
+    assert "feedback" not in screen.getvalue()
+    assert not any("feedback" in text for text in page)

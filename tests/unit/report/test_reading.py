@@ -107,7 +107,17 @@ def test_a_broken_file_is_named(make_run: MakeRun) -> None:
 
 
 def test_no_folder_and_a_folder_without_a_run_differ(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no such folder"):
+    with pytest.raises(ConfigError, match="there is no such folder; give the directory of a finished run"):
         read_run(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="holds no run"):
+    with pytest.raises(
+        ConfigError, match=r"holds no run: it has no config\.toml; give the directory of a finished run"
+    ):
+        read_run(tmp_path)
+
+
+def test_a_comparison_is_no_run_and_names_those_that_are(tmp_path: Path) -> None:
+    (tmp_path / "flea").mkdir()
+    (tmp_path / "flea" / "summary.json").touch()
+    (tmp_path / "compare.json").touch()
+    with pytest.raises(ConfigError, match=r"holds a comparison; give one of its runs, such as .*/flea$"):
         read_run(tmp_path)

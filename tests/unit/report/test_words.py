@@ -5,7 +5,7 @@ import pytest
 
 from fedrpc.data.partition import partition
 from fedrpc.data.partition_card import card
-from fedrpc.report.words import against, card_in_words, counted, duration
+from fedrpc.report.words import against, card_in_words, cell, counted, duration, reported_in_words
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,19 @@ def test_a_card_in_words() -> None:
     text = " ".join(card_in_words(made))
     assert "1 to 9 each, median 2.5" in text
     assert "7 to none" in text
+
+
+def test_cells() -> None:
+    values = (None, "", "sigma", 1000, 0.384615, [12, 0, 7], 2694.5, 1e-05)
+    assert [cell(value) for value in values] == ["-", "-", "sigma", "1,000", "0.3846", "12 0 7", "2,694", "1e-05"]
+
+
+def test_a_methods_own_figures() -> None:
+    share = {"words": "real fraction", "about": "of a client", "value": 0.384615, "round": 2}
+    assert reported_in_words(share) == "0.3846 (of a client)"
+    formal = {"words": "formal privacy", "about": "", "value": "none", "round": 2, "why": "real data is always there"}
+    assert reported_in_words(formal) == "none: real data is always there"
+    spread = {"words": "acceptance", "about": "", "value": {"mean": 0.5, "least": 0.0, "greatest": 1.0, "count": 4}}
+    assert reported_in_words(spread) == "0.5 on average, 0 to 1"
+    rows = {"words": "means", "about": "about", "value": [{"a": 1}], "why": "no guarantee: why", "columns": {"a": "A"}}
+    assert reported_in_words(rows) == "No guarantee: why. About."

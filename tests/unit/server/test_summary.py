@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedrpc
-from fedrpc.methods.base import Cost
+from fedrpc.methods.base import Cost, Reported
 from fedrpc.methods.fedavg import FedAvg
 from fedrpc.models.state import payload_bytes, tensors
 from fedrpc.server import summary
@@ -153,3 +153,45 @@ def test_the_heading_says_what_was_run():
     assert (got["num_clients"], got["num_rounds"], got["seed"], got["run_id"]) == (4, 5, 7, "run-1")
     assert got["version"] == fedrpc.__version__
     assert got["config_hash"] == config.hash
+
+
+RECORDS = [
+    {"event": "setup_finished", "round": -1, "from": {"note": "an earlier run"}},
+    {
+        "event": "round_finished",
+        "round": 0,
+        "share": 0.5,
+        "passed": {"0": {"3": 0.25}},
+        "levels": {"0": {"n": 5, "x": 1}},
+    },
+    {"event": "round_finished", "round": 1, "share": 0.75, "passed": {"1": {"3": 0.75, "4": None}}, "formal": "none"},
+    {"event": "evaluated", "round": 1, "accuracy": 80.0},
+    {"event": "round_finished", "round": 2, "levels": {"1": {"n": 7, "x": 2}}, "formal_reason": "it is none"},
+]
+
+
+def test_the_newest_of_what_a_method_names_is_reported():
+    wanted = [
+        Reported("share", "real share", "of all"),
+        Reported("formal", "formal privacy", why="formal_reason"),
+        Reported("from.note", "source"),
+        Reported("never", "never recorded"),
+    ]
+    assert summary.reported(wanted, RECORDS) == {
+        "share": {"words": "real share", "about": "of all", "value": 0.75, "round": 1},
+        "formal": {"words": "formal privacy", "about": "", "value": "none", "round": 1, "why": "it is none"},
+        "from.note": {"words": "source", "about": "", "value": "an earlier run", "round": -1},
+    }
+
+
+def test_numbers_of_all_rounds_are_reported_by_their_spread():
+    told = summary.reported([Reported("passed", "acceptance", spread=True)], RECORDS)
+    assert told["passed"]["value"] == {"mean": 0.5, "least": 0.25, "greatest": 0.75, "count": 2}
+    nothing = [{"round": 0, "passed": {"0": {}}}]
+    assert summary.reported([Reported("passed", "acceptance", spread=True)], nothing) == {}
+
+
+def test_rows_have_the_columns_that_were_asked_for():
+    told = summary.reported([Reported("levels", "levels", columns={"key": "level", "n": "kept"})], RECORDS)
+    assert told["levels"]["value"] == [{"key": "0", "n": 5}, {"key": "1", "n": 7}]
+    assert told["levels"]["columns"] == {"key": "level", "n": "kept"}
