@@ -35,7 +35,10 @@ def show_generated(run: Run, problem: Problem, oracle_epochs: int, console: Cons
     state, _ = earlier_state(folder, type(method.init(env)), None)
     found = method.pictures(state, env, _COMPARED, derive(problem.config.seed, "pictures"))
     if found is None:
-        raise ConfigError(f"the run in {folder} generated no images, so there is nothing to show")
+        raise ConfigError(
+            f"the {problem.config.method} run in {folder} has no images to show: none were made, or too few passed for "
+            "their classes: give one of more rounds, or whose parameters let more pass"
+        )
     samples, train = torch.cat(list(found.samples.values())), problem.pooled_train()
     distances, nearest = nearest_of(samples, train, env.bounds)
     test = problem.external_test()

@@ -77,6 +77,11 @@ def _rows(made: Made, problem: Problem) -> dict[str, Tensor]:
 
 
 def _model(run: Run, problem: Problem) -> nn.Module:
+    if problem.config.privacy.dp_sgd:  # the network's name would say that it has BatchNorm
+        raise ConfigError(
+            f"the run in {run.folder} was trained with DP-SGD, which puts GroupNorm in place of BatchNorm: there are "
+            "no statistics to make inputs from; give a run without --dp-sgd"
+        )
     path, model = run.folder / "model.safetensors", problem.network()
     try:
         models.load(model, load_file(path))

@@ -11,11 +11,13 @@ import torch
 from rich.console import Console
 
 from fedrpc.data.examples import Examples
+from fedrpc.errors import ConfigError
 from fedrpc.report import generated
 from fedrpc.report.generated import nearest_of, neighbour_facts, show_generated
 from fedrpc.report.reading import Run
 from fedrpc.report.sheet import MAX_COLUMNS
 from tests.fakes import problem_of, run_in_memory
+from tests.unit.methods.dpms_runs import build
 from tests.unit.methods.test_mpgan import SMALL, run_directory
 
 
@@ -61,3 +63,11 @@ def test_rows_that_are_shorter_than_a_sheet_can_be_are_drawn(tmp_path: Path, mon
     summary = {"run_id": "r", "method": "mpgan", "dataset": "fmnist-mini"}
     show_generated(Run(tmp_path, {}, summary, [], {}), problem, 1, Console(file=io.StringIO()))
     assert (tmp_path / "generated.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_without_images_says_what_to_do(tmp_path: Path):
+    problem = problem_of("feddpms", build=build, params={"preliminary": 2})
+    run_directory(tmp_path, problem.method.init(problem.env))
+    summary = {"run_id": "r", "method": "feddpms", "dataset": "fmnist-mini"}
+    with pytest.raises(ConfigError, match=r"feddpms .* has no images to show.*: give one of more rounds"):
+        show_generated(Run(tmp_path, {}, summary, [], {}), problem, 1, Console(file=io.StringIO()))

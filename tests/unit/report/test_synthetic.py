@@ -102,6 +102,13 @@ def test_a_network_without_batchnorm_is_refused(make_run: MakeRun, monkeypatch: 
         shown(folder)
 
 
+def test_a_private_run_is_refused_with_the_reason(make_run: MakeRun) -> None:
+    folder = make_run()
+    changed(folder, privacy={"dp_sgd": {"noise_multiplier": 1.0}})
+    with pytest.raises(ConfigError, match=r"DP-SGD.* GroupNorm in place of BatchNorm.*; give a run without --dp-sgd"):
+        shown(folder)
+
+
 def test_a_contact_sheet_has_a_row_a_class() -> None:
     x = torch.arange(6).float().view(6, 1, 1, 1).expand(6, 1, 2, 3)
     sheet = contact_sheet(x, (torch.tensor(0.0), torch.tensor(5.0)), num_rows=2)
