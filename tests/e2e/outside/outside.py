@@ -1,4 +1,4 @@
-"""Methods and a network from outside the package, by entry point: FedAvg that waits, hurries or only echoes, a toy GAN."""
+"""Methods and a network from outside, by entry point: FedAvg that waits, hurries or only echoes, and a toy GAN."""
 
 from __future__ import annotations
 
