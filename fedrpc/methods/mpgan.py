@@ -169,8 +169,9 @@ class Game:
         generation = Generation(self.optimizer, images, self.rnd.params.diversity)
         return generation, Made(generation.images, y)
 
-    def learn(self, step: int, generation: Generation, losses: list[tuple[float, float]]) -> None:
-        """Ends a step; now and then a picture is kept."""
+    def learn(self, step: int, generation: Generation, losses: list[tuple[float, float]], heard: list[Tensor]) -> None:
+        """Ends a step with the last of its feedback; now and then a picture is kept."""
+        generation.add(*heard)
         generation.learn()
         judges, generators = zip(*losses, strict=True) if losses else ((float("nan"),), (float("nan"),))
         self.losses.append((sum(judges) / len(judges), sum(generators) / len(generators)))
@@ -475,7 +476,7 @@ async def _play(game: Game, rnd: Round, step: int) -> None:
             heard = []
         losses.append((reply.body.judge_loss, reply.body.generator_loss))
         game.last_steps[reply.client] = step
-    await rnd.compute(lambda: (generation.add(*heard), game.learn(step, generation, losses)))
+    await rnd.compute(game.learn, step, generation, losses, heard)
 
 
 def _gan_record(state: State, every: int) -> dict[str, Any]:
