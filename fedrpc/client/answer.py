@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedrpc.client.context import AnswerContext
-from fedrpc.client.store import ClientStore, Transaction
+from fedrpc.client.store import ClientStore, Kept, Transaction
 from fedrpc.client.transport import Task
 from fedrpc.errors import WireError
 from fedrpc.methods.base import Phase
@@ -39,7 +38,7 @@ class Answerer:
         self._data = problem.client_data(client)
         self.cpu_s = 0.0  # spent in methods' answers, most of it training
 
-    def answer(self, task: Task, stop: threading.Event) -> Path:
+    def answer(self, task: Task, stop: threading.Event) -> Kept:
         """The kept answer to a task; the same question again gives the same bytes again.
 
         Args:
@@ -78,13 +77,13 @@ class Answerer:
             "task": question.task_id,
         }
         told = releases(payload.parts, context.guarantees, where, self._problem.config.privacy.noise)
-        path = self._store.commit(reply, payload, transaction.writes, told)
+        kept = self._store.commit(reply, payload, transaction.writes, told)
         if took > _LONG_S:
             # A client waits for most of a run, and must not hold what its training needed: 75 idle clients of a small
             # network had 140 MB each. Short answers come in quick succession, and are not worth it.
             del context, body, payload, message
             give_back_memory()
-        return path
+        return kept
 
     def _phase(self, name: str) -> Phase[Any, Any]:
         if name in BUILTIN:

@@ -16,7 +16,7 @@ import fedrpc
 from fedrpc import log
 from fedrpc.client.answer import Answerer
 from fedrpc.client.identity import Identity
-from fedrpc.client.store import ClientStore
+from fedrpc.client.store import ClientStore, Kept
 from fedrpc.client.transport import SessionLost, Task, Transport
 from fedrpc.config import told
 from fedrpc.credentials import ClientTls
@@ -241,7 +241,7 @@ class ClientApp:
     async def _answer(self, task: Task) -> None:
         assert self._answerer is not None
         answer, self._stop = self._answerer.answer, threading.Event()
-        result: Path | pb.Failure
+        result: Kept | pb.Failure
         try:
             result = await asyncio.get_running_loop().run_in_executor(self._thread, answer, task, self._stop)
         except Cancelled:
@@ -255,7 +255,7 @@ class ClientApp:
             result = pb.Failure(code=pb.Failure.CODE_ERROR, reason=f"{type(error).__name__}: {error}"[:500])
         await self._submit(task, result)
 
-    async def _submit(self, task: Task, result: Path | pb.Failure) -> None:
+    async def _submit(self, task: Task, result: Kept | pb.Failure) -> None:
         """Sends a result until the server has it, or is past it."""
         bad = away = 0
         while not self._is_over(task):
@@ -276,7 +276,7 @@ class ClientApp:
                 self._see_durable(response.durable)
                 return
 
-    async def _send(self, task: pb.Envelope, session: str, result: Path | pb.Failure) -> pb.SubmitResponse:
+    async def _send(self, task: pb.Envelope, session: str, result: Kept | pb.Failure) -> pb.SubmitResponse:
         assert self._store is not None
         if isinstance(result, pb.Failure):
             envelope = pb.Envelope(

@@ -7,6 +7,8 @@ answer that made it, so an answer can be undone with all that came after it; wha
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import sqlite3
 import threading
 from collections.abc import Iterable
@@ -19,10 +21,12 @@ from fedrpc.privacy.ledger import GENESIS, Release, chained, history_of
 from fedrpc.privacy.mechanisms import History
 from fedrpc.wire import ledger, stored
 from fedrpc.wire.codec import Payload
-from fedrpc.wire.frames import check_bytes, read_file, write_file
+from fedrpc.wire.frames import SMALL_BYTES, check_bytes, file_bytes, stored_payload, write_file
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 T = TypeVar("T")
+Kept = Path | bytes  # an answer's file, or of a small one the bytes that would be in it
+_LARGE_BYTES = 256 << 10  # of a value: SQLite would write it twice, and sum up every page of it
 _MAX_ROWS_BYTES = 1 << 20
 _DELTA = 1e-5  # for comparing two accounts; any would do
 
@@ -32,6 +36,7 @@ INSERT OR IGNORE INTO meta VALUES (1, 0);
 CREATE TABLE IF NOT EXISTS entries (key TEXT, number INTEGER, epoch INTEGER, value BLOB, PRIMARY KEY (key, number));
 CREATE TABLE IF NOT EXISTS answers (task TEXT PRIMARY KEY, number INTEGER, epoch INTEGER, question BLOB,
                                     attempts INTEGER);
+CREATE TABLE IF NOT EXISTS bodies (number INTEGER PRIMARY KEY, data BLOB);
 CREATE TABLE IF NOT EXISTS privacy (number INTEGER PRIMARY KEY, row TEXT, hash BLOB);
 CREATE TABLE IF NOT EXISTS bytes (round INTEGER, phase TEXT, kind TEXT, direction TEXT, client INTEGER,
     attempt INTEGER, aborted INTEGER, tensor INTEGER, message INTEGER, messages INTEGER,
@@ -61,9 +66,10 @@ class Transaction:
         self.writes[key] = None
 
 
-def _is_whole(path: Path) -> bool:
+def _is_whole(kept: Kept) -> bool:
     try:
-        check_bytes(*read_file(path))
+        envelope, payload = stored_payload(kept)
+        check_bytes(envelope, [views[0] if views else memoryview(b"") for views in payload.buffers])
     except (OSError, WireError):
         return False  # lost with the power, for not every answer is worth a sync; it is made again
     return True
@@ -74,11 +80,15 @@ class ClientStore:
 
     def __init__(self, folder: Path) -> None:
         self._answers = folder / "answers"
-        self._answers.mkdir(parents=True, exist_ok=True)
+        self._values = folder / "values"
+        for path in (self._answers, self._values):
+            path.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()  # the training thread and the event loop both come here
         self._db = sqlite3.connect(folder / "store.db", check_same_thread=False, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.executescript(_SCHEMA)
+        named = {name for (name,) in self._db.execute("SELECT value FROM entries WHERE typeof(value) = 'text'")}
+        self._remove(path.name for path in self._values.iterdir() if path.name not in named)  # of a crash
 
     def _one(self, sql: str, *args: Any) -> Any:
         with self._lock:
@@ -87,34 +97,64 @@ class ClientStore:
     def blob(self, key: str) -> bytes | None:
         """The newest bytes under a key."""
         row = self._one("SELECT value FROM entries WHERE key = ? ORDER BY number DESC LIMIT 1", key)
-        return row[0] if row else None
+        if row is None or not isinstance(row[0], str):
+            return row[0] if row else None
+        return (self._values / row[0]).read_bytes()
 
-    def answer(self, task: str, question: bytes) -> Path | None:
+    def _set_aside(self, value: bytes | None) -> bytes | str | None:
+        """What stands for a value in the data base: itself, or the name of its file, which is safe when it is named."""
+        if value is None or len(value) <= _LARGE_BYTES:
+            return value
+        name = secrets.token_hex(16)
+        with (self._values / name).open("wb") as file:
+            file.write(value)
+            file.flush()
+            os.fsync(file.fileno())
+        return name
+
+    def _remove(self, names: Iterable[Any]) -> None:
+        for name in names:
+            if isinstance(name, str):  # others were in the data base
+                (self._values / name).unlink(missing_ok=True)
+
+    def answer(self, task: str, question: bytes) -> Kept | None:
         """The kept answer to a question; the same task with another question undoes the answer and all after it."""
-        row = self._one("SELECT number, question FROM answers WHERE task = ?", task)
+        row = self._one(
+            "SELECT number, question, data FROM answers LEFT JOIN bodies USING (number) WHERE task = ?", task
+        )
         if row is None:
             return None
-        path = self._answers / task
-        if row[1] == question and _is_whole(path):
-            return path
+        kept: Kept = self._answers / task if row[2] is None else row[2]
+        if row[1] == question and _is_whole(kept):
+            return kept
         with self._lock, self._db:
             self._db.execute("BEGIN")
-            self._db.execute("DELETE FROM entries WHERE number >= ?", (row[0],))
+            undone = self._db.execute(
+                "DELETE FROM entries WHERE number >= ? RETURNING iif(typeof(value) = 'text', value, NULL)", (row[0],)
+            ).fetchall()
             self._db.execute("DELETE FROM answers WHERE number >= ?", (row[0],))
+            self._db.execute("DELETE FROM bodies WHERE number >= ?", (row[0],))
+        self._remove(name for (name,) in undone)
         return None
 
     def commit(
         self, envelope: pb.Envelope, payload: Payload, writes: dict[str, bytes | None], released: Iterable[Release]
-    ) -> Path:
+    ) -> Kept:
         """Makes an answer count: its writes, its bytes and its privacy rows, all or none.
 
-        A row that promises something must never be lost with the power, or it would be spent twice; only then is it
-        worth a sync.
+        A small answer's bytes lie in the data base: making and removing a file would cost more than the answer. A row
+        that promises something must never be lost with the power, or it would be spent twice; only then is it worth a
+        sync.
         """
         released = list(released)
         promised = any(release.guarantee.history for release in released)
-        path = self._answers / envelope.task_id
-        write_file(path, envelope, payload, sync=promised)
+        kept: Kept
+        if payload.size_bytes <= SMALL_BYTES:
+            kept = file_bytes(envelope, payload)
+        else:
+            kept = self._answers / envelope.task_id
+            write_file(kept, envelope, payload, sync=promised)
+        values = {key: self._set_aside(value) for key, value in writes.items()}
         with self._lock:
             self._db.execute(f"PRAGMA synchronous={'FULL' if promised else 'NORMAL'}")
             with self._db:
@@ -124,11 +164,13 @@ class ClientStore:
                     "INSERT INTO answers VALUES (?, ?, ?, ?, 0)",
                     (envelope.task_id, number, envelope.epoch, envelope.question),
                 )
-                rows = [(key, number, envelope.epoch, value) for key, value in writes.items()]
+                if isinstance(kept, bytes):
+                    self._db.execute("INSERT INTO bodies VALUES (?, ?)", (number, kept))
+                rows = [(key, number, envelope.epoch, value) for key, value in values.items()]
                 self._db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
                 for release in released:
                     self._append(release)
-        return path
+        return kept
 
     def _next_number(self) -> int:
         # Never reused, also after answers were undone or folded.
@@ -156,13 +198,19 @@ class ClientStore:
         """Drops what only a replay from before the last durable point would need."""
         with self._lock, self._db:
             self._db.execute("BEGIN")
-            done = self._db.execute("SELECT task FROM answers WHERE epoch < ?", (durable,)).fetchall()
-            self._db.execute("DELETE FROM answers WHERE epoch < ?", (durable,))
+            done = self._db.execute(
+                "SELECT task FROM answers WHERE epoch < ? AND number NOT IN (SELECT number FROM bodies)", (durable,)
+            ).fetchall()
             self._db.execute(
-                "DELETE FROM entries WHERE number < (SELECT MAX(number) FROM entries AS newer "
-                "WHERE newer.key = entries.key AND newer.epoch < ?)",
-                (durable,),
+                "DELETE FROM bodies WHERE number IN (SELECT number FROM answers WHERE epoch < ?)", (durable,)
             )
+            self._db.execute("DELETE FROM answers WHERE epoch < ?", (durable,))
+            old = self._db.execute(
+                "DELETE FROM entries WHERE number < (SELECT MAX(number) FROM entries AS newer "
+                "WHERE newer.key = entries.key AND newer.epoch < ?) RETURNING iif(typeof(value) = 'text', value, NULL)",
+                (durable,),
+            ).fetchall()
+        self._remove(name for (name,) in old)
         for (task,) in done:
             (self._answers / task).unlink(missing_ok=True)
 

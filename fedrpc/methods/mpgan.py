@@ -65,6 +65,7 @@ REPORTED = (
 ORACLE = "labels of generated images come from an oracle that sees all raw data: for comparison only, not private"
 _PLAYER = "discriminator"  # its key in a client's store
 _POOL_BATCH = 100  # of each path, when images are made for clients
+_HEARD_BYTES = 4 << 20  # of feedback that is added up at a time
 _SHOWN = 4  # of each path in a picture of the training
 
 
@@ -185,8 +186,9 @@ class Game:
         generation = Generation(self.optimizer, images, self.rnd.params.diversity)
         return generation, Made(generation.images, y)
 
-    def learn(self, step: int, generation: Generation, losses: list[tuple[float, float]]) -> None:
-        """Ends a step; now and then a picture is kept."""
+    def learn(self, step: int, generation: Generation, losses: list[tuple[float, float]], heard: list[Tensor]) -> None:
+        """Ends a step with the last of its feedback; now and then a picture is kept."""
+        generation.add(*heard)
         generation.learn()
         judges, generators = zip(*losses, strict=True) if losses else ((float("nan"),), (float("nan"),))
         self.losses.append((sum(judges) / len(judges), sum(generators) / len(generators)))
@@ -487,12 +489,15 @@ def _key(level: int) -> str:
 async def _play(game: Game, rnd: Round, step: int) -> None:
     """One step: one message for the whole cohort, encoded once."""
     generation, message = await rnd.compute(game.make, step)
-    losses = []
+    losses, heard = [], list[Tensor]()
     async for reply in rnd.ask(GAN_STEP, dict.fromkeys(game.cohort(step), message)):
-        await rnd.compute(generation.add, reply.body.images)
+        heard.append(reply.body.images.clone())
+        if len(heard) * heard[0].nbytes >= _HEARD_BYTES:  # small ones together: a hop to the thread costs more
+            await rnd.compute(generation.add, *heard)
+            heard = []
         losses.append((reply.body.judge_loss, reply.body.generator_loss))
         game.last_steps[reply.client] = step
-    await rnd.compute(game.learn, step, generation, losses)
+    await rnd.compute(game.learn, step, generation, losses, heard)
 
 
 def _gan_record(state: State, every: int) -> dict[str, Any]:

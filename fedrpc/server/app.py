@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import grpc
 import grpc.aio
@@ -25,8 +25,8 @@ from fedrpc.server.mailbox import Delivery, Mailbox, Task
 from fedrpc.server.roster import Held, OutOfRange, Roster, Session, UnknownSession
 from fedrpc.server.rounds import Desk
 from fedrpc.wire.frames import SCHEMA_DIGEST, Assembler, check_name, parse
-from fedrpc.wire.kinds import Kind
-from fedrpc.wire.ledger import SESSION, Attempt, LedgerFile, frame_kind
+from fedrpc.wire.kinds import Direction, Kind
+from fedrpc.wire.ledger import SESSION, Attempt, LedgerFile, Rows, frame_kind, merge
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 SERVICE = "fedrpc.wire.v1.Coordinator"
@@ -88,10 +88,13 @@ class Servicer:
             },
         )
 
-    def _book_session(self, direction: str, client: int, size: int) -> None:
-        attempt = Attempt(self._coordinator.round, SESSION, "up" if direction == "up" else "down", client)
+    def _session_rows(self, direction: Direction, client: int, size: int) -> Rows:
+        attempt = Attempt(self._coordinator.round, SESSION, direction, client)
         attempt.add(Kind.ENVELOPE, size)
-        self._book.book(attempt.closed())
+        return attempt.rows
+
+    def _book_session(self, direction: Direction, client: int, size: int) -> None:
+        self._book.book(self._session_rows(direction, client, size))
 
     async def join(self, data: bytes, context: Any) -> bytes:
         """Opens a session, or says why not."""
@@ -175,8 +178,9 @@ class Servicer:
             if not await self._prepared(task):
                 return
             async with self._transfers:
-                head = pb.Frame(envelope=self._envelope(delivery, session)).SerializeToString()
-                attempt.add(Kind.ENVELOPE, len(head))
+                envelope = self._envelope(delivery, session)
+                head = pb.Frame(envelope=envelope).SerializeToString()
+                attempt.add_envelope(envelope, len(head))
                 await self._write(context, head)
                 for kind, size, data in task.question.frames():
                     attempt.add(kind, len(data), size)
@@ -212,6 +216,7 @@ class Servicer:
             digest=task.question.payload.digest,
             durable=self._mailbox.durable,
             epoch=task.epoch,
+            chunks=task.question.chunks,
         )
 
     # Submit
@@ -228,18 +233,20 @@ class Servicer:
         # What a client says of a task that is not open is not worth a row of its own.
         where = (task.round, task.phase) if task else (self._coordinator.round, SESSION)
         attempt = Attempt(*where, "up", session.client, envelope.attempt if task else 0)
-        attempt.add(Kind.ENVELOPE, len(head))
+        told = attempt.add_envelope(envelope, len(head))
         session.streams += 1
-        whole = False
+        whole, answer = False, b""
         try:
             status = await self._receive(envelope, task, session, frames, attempt)
             whole = status == pb.SubmitResponse.STATUS_ACCEPTED
+            held = self._privacy.head(session.client)[0]
+            response = pb.SubmitResponse(status=status, durable=self._mailbox.durable, privacy_rows=held)
+            answer = response.SerializeToString()
+            merge(told, self._session_rows("down", session.client, len(answer)))
         finally:
             session.streams -= 1
-            self._book.book(attempt.closed(aborted=not whole))
-        held = self._privacy.head(session.client)[0]
-        answer = pb.SubmitResponse(status=status, durable=self._mailbox.durable, privacy_rows=held).SerializeToString()
-        self._book_session("down", session.client, len(answer))
+            merge(told, attempt.closed(aborted=not whole))
+            self._book.book(told)  # at once: every booking is a write to the journal
         return answer
 
     async def _receive(
@@ -251,8 +258,14 @@ class Servicer:
         attempt: Attempt,
     ) -> pb.SubmitResponse.Status.ValueType:
         failure = envelope.HasField("failure")
+        riding = list(envelope.chunks)
+        whole = bool(riding) and sum(len(chunk.data) for chunk in riding) == sum(part.size for part in envelope.parts)
         # Rows are filed whatever becomes of the result: what they tell has left the client.
-        first = b"" if failure else await self._privacy_rows(frames, session)
+        if envelope.HasField("privacy"):
+            self._privacy.extend(session.client, envelope.privacy.first, envelope.privacy.rows)
+        first = b"" if failure or whole else await self._privacy_rows(frames, session)
+        for field in ("chunks", "privacy"):
+            envelope.ClearField(field)
         if task is None:
             held = self._mailbox.was_answered(envelope.task_id)
             again = held or self._desk.spool.exists(envelope.epoch, check_name(envelope.task_id))
@@ -263,11 +276,18 @@ class Servicer:
             abstained = envelope.failure.code == pb.Failure.CODE_ABSTAINED
             self._mailbox.failed(task, envelope.failure.reason or "the client gave no reason", abstained=abstained)
             return pb.SubmitResponse.STATUS_ACCEPTED
+        if whole:
+            data = io.BytesIO()
+            self._assembled(envelope, riding, data).finish()
+            small = self._desk.spool.keep_small(data.getvalue(), task.epoch, task.task_id)
+            self._mailbox.answered(task, small)
+            return pb.SubmitResponse.STATUS_ACCEPTED
         task.receiving += 1
         incoming = self._desk.spool.incoming(task.epoch, task.task_id)
         try:
             async with self._transfers:
-                await self._spool(envelope, first, frames, attempt, incoming)
+                with incoming.open("wb") as file:
+                    await self._rest(self._assembled(envelope, riding, file), first, frames, attempt)
             if task.done:
                 return pb.SubmitResponse.STATUS_LATE
             self._mailbox.answered(task, self._desk.spool.keep(incoming, task.epoch, task.task_id))
@@ -275,6 +295,12 @@ class Servicer:
         finally:
             task.receiving -= 1
             incoming.unlink(missing_ok=True)
+
+    def _assembled(self, envelope: pb.Envelope, riding: list[pb.Chunk], file: BinaryIO) -> Assembler:
+        assembler = Assembler(envelope, self._limits.max_message_bytes, file)
+        for chunk in riding:
+            assembler.add(chunk)
+        return assembler
 
     async def _privacy_rows(self, frames: AsyncIterator[bytes], session: Session) -> bytes:
         """Files the privacy rows that ride on a result; returns the first frame after them."""
@@ -295,20 +321,17 @@ class Servicer:
                 f"nothing came for {self._limits.transfer_idle_s:g} s; the transfer was given up"
             ) from None
 
-    async def _spool(
-        self, envelope: pb.Envelope, data: bytes, frames: AsyncIterator[bytes], attempt: Attempt, path: Path
-    ) -> None:
-        with path.open("wb") as file:
-            assembler = Assembler(envelope, self._limits.max_message_bytes, file)
-            while data:
-                frame = parse(pb.Frame, data)
-                kind, tensor_bytes = frame_kind(frame, envelope)
-                attempt.add(kind, len(data), tensor_bytes)
-                if frame.WhichOneof("body") != "chunk":
-                    raise WireError(f"a {frame.WhichOneof('body')} came where a chunk was due")
-                assembler.add(frame.chunk)
-                data = await self._next(frames)
-            assembler.finish()
+    async def _rest(self, assembler: Assembler, data: bytes, frames: AsyncIterator[bytes], attempt: Attempt) -> None:
+        """The chunks that have frames of their own."""
+        while data:
+            frame = parse(pb.Frame, data)
+            kind, tensor_bytes = frame_kind(frame, assembler.envelope)
+            attempt.add(kind, len(data), tensor_bytes)
+            if frame.WhichOneof("body") != "chunk":
+                raise WireError(f"a {frame.WhichOneof('body')} came where a chunk was due")
+            assembler.add(frame.chunk)
+            data = await self._next(frames)
+        assembler.finish()
 
 
 async def _abort(context: Any, error: Exception) -> None:

@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from fedrpc import log
 from fedrpc.config import LimitsConfig
 from fedrpc.server.roster import Roster, Session
+from fedrpc.server.spool import Spooled
 from fedrpc.wire.codec import Payload, encode
-from fedrpc.wire.frames import chunk_frames
+from fedrpc.wire.frames import chunk_frames, riding_chunks
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
@@ -49,8 +49,15 @@ class Question:
         return ((Kind(parts[index].kind), size, data) for index, size, data in chunk_frames(self.payload))
 
     def frames(self) -> Iterable[Frame]:
-        """The chunks, serialised."""
+        """The chunks that do not ride in the envelope, serialised."""
+        if self.chunks:
+            return ()
         return self._kept if self._shared else self._made()
+
+    @cached_property
+    def chunks(self) -> list[pb.Chunk]:
+        """The chunks that ride in the envelope; the others have frames."""
+        return riding_chunks(self.payload)
 
     @property
     def prepared(self) -> bool:
@@ -66,6 +73,7 @@ class Question:
         if not self._shared:
             self._message = None
             vars(self).pop("payload", None)
+            vars(self).pop("chunks", None)
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ class Task:
     phase: str
     step: int
     question: Question
-    outcome: asyncio.Future[Path | Missing]
+    outcome: asyncio.Future[Spooled | Missing]
     attempt: int = 0
     leased: bool = False
     delivered_at: float | None = None
@@ -262,7 +270,7 @@ class Mailbox:
         """Whether a task's reply was accepted lately."""
         return task_id in self._ended
 
-    def answered(self, task: Task, reply: Path) -> None:
+    def answered(self, task: Task, reply: Spooled) -> None:
         """Ends a task with its spooled reply."""
         self._ended[task.task_id] = None
         while len(self._ended) > 10_000:
@@ -273,7 +281,7 @@ class Mailbox:
         """Ends a task whose client said why it has no answer."""
         self._end(task, Missing(reason, abstained=abstained))
 
-    def _end(self, task: Task, outcome: Path | Missing, *, cancel: bool = False) -> None:
+    def _end(self, task: Task, outcome: Spooled | Missing, *, cancel: bool = False) -> None:
         self._open.pop(task.task_id, None)
         if self._busy.get(task.client) is task:
             del self._busy[task.client]

@@ -27,9 +27,8 @@ from fedrpc.problem import Problem
 from fedrpc.process import keeping_freed_memory
 from fedrpc.seeds import derive
 from fedrpc.server.mailbox import Mailbox, Missing, Question, Task
-from fedrpc.server.spool import Spool
+from fedrpc.server.spool import Spool, Spooled, read_reply
 from fedrpc.wire.codec import decode
-from fedrpc.wire.frames import read_file
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import FlatPart, flatten
 
@@ -204,7 +203,7 @@ class ServerRound:
         for client in [c for c in self.cohort if c in asked] + [c for c in asked if c not in self.cohort]:
             name = task_id(desk.run_id, self.index, phase.name, step, client)
             question = questions[id(asked[client])]
-            outcome: asyncio.Future[Path | Missing] = asyncio.get_running_loop().create_future()
+            outcome: asyncio.Future[Spooled | Missing] = asyncio.get_running_loop().create_future()
             epoch = desk.mailbox.durable
             if desk.spool.exists(epoch, name):
                 await desk.off_loop(question.prepare)
@@ -219,12 +218,13 @@ class ServerRound:
         return tasks
 
     async def _reply(
-        self, outcome: Path | Missing, phase: Phase[Down, Up], client: ClientId, question: Down
+        self, outcome: Spooled | Missing, phase: Phase[Down, Up], client: ClientId, question: Down
     ) -> Missing | Reply[Up]:
         if isinstance(outcome, Missing):
             return outcome
         try:
-            small = outcome.stat().st_size < _SMALL_BYTES  # a hop to another thread costs more than the work
+            # A hop to another thread costs more than the work on a small reply.
+            small = (outcome.stat().st_size if isinstance(outcome, Path) else outcome.size) < _SMALL_BYTES
             read = (
                 _read(outcome, phase, question) if small else await self._desk.off_loop(_read, outcome, phase, question)
             )
@@ -260,9 +260,9 @@ class ServerRound:
             )
 
 
-def _read(path: Path, phase: Phase[Any, Any], question: Any) -> Any:
+def _read(reply: Spooled, phase: Phase[Any, Any], question: Any) -> Any:
     """Decodes and checks one spooled reply; raises when anything is wrong with it."""
-    envelope, buffers = read_file(path)
+    envelope, buffers = read_reply(reply)
     body = decode(phase.up, envelope.parts, buffers)
     flat = {part.name: part for part in flatten(body)}
     wanted = {part.name: part for part in flatten(question)} if phase.same else {}

@@ -187,7 +187,8 @@ async def _play(
         mailbox.finish("the run is complete")
         await _farewell(roster)
         shutil.rmtree(out / "spool", ignore_errors=True)
-        log.get("server").info("cpu", total_s=time.process_time())
+        computing_s = await asyncio.get_running_loop().run_in_executor(work, time.thread_time)
+        log.get("server").info("cpu", total_s=time.process_time(), computing_s=computing_s)
         await asyncio.to_thread(options.when_over)
         if options.linger:
             log.get("server").info("lingering", until="a signal")

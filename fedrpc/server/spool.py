@@ -3,15 +3,80 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from fedrpc.errors import WireError
-from fedrpc.wire.frames import check_bytes, read_file
+from fedrpc.wire.frames import check_bytes, read_bytes, read_file
+from fedrpc.wire.v1 import coordinator_pb2 as pb
+
+_SMALL = "small.log"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a small reply lies, among others, in one file."""
+
+    file: BinaryIO
+    start: int
+    size: int
+
+    def read(self) -> memoryview:
+        """Its bytes; writable, which torch wants."""
+        return memoryview(bytearray(os.pread(self.file.fileno(), self.size, self.start)))
+
+
+Spooled = Path | Span
+
+
+def read_reply(reply: Spooled) -> tuple[pb.Envelope, list[memoryview]]:
+    """A reply's envelope and parts; raises WireError when it is torn."""
+    return read_file(reply) if isinstance(reply, Path) else read_bytes(reply.read(), "a reply")
+
+
+class _Log:
+    """Small replies one after the other in one file: a file for each would cost more than all else that is done to it.
+
+    Each begins with a line of its task and size. What a crash tore is the last one, and was not acknowledged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a+b", buffering=0)
+        self.spans: dict[str, Span] = {}
+        self._end = 0
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            while (line := file.readline()).endswith(b"\n"):
+                task, length = line.decode().split()
+                start = self._end + len(line)
+                if start + int(length) > size:
+                    break
+                self.spans[task] = Span(self._file, start, int(length))
+                self._end = file.seek(start + int(length))
+        self._file.truncate(self._end)
+
+    def add(self, task_id: str, data: bytes) -> Span:
+        line = f"{task_id} {len(data)}\n".encode()
+        if self._file.write(line + data) != len(line) + len(data):
+            self._file.truncate(self._end)
+            raise OSError(f"no space is left for replies in {self._file.name}")
+        span = self.spans[task_id] = Span(self._file, self._end + len(line), len(data))
+        self._end += len(line) + len(data)
+        return span
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.close()
 
 
 class Spool:
-    """One folder for each stretch between durable points, one file a reply."""
+    """One folder for each stretch between durable points: one file a reply, and one for all small ones."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -19,6 +84,7 @@ class Spool:
         folder.mkdir(parents=True, exist_ok=True)
         for torn in folder.glob("*/*.part"):
             torn.unlink()
+        self._logs = {int(path.parent.name): _Log(path) for path in folder.glob(f"*/{_SMALL}")}
 
     def _folder_of(self, epoch: int) -> Path:
         path = self._folder / str(epoch)
@@ -33,27 +99,44 @@ class Spool:
         """Gives a whole reply its name."""
         return incoming.replace(self._folder_of(epoch) / task_id)
 
-    def reusable(self, epoch: int, task_id: str, question: bytes) -> Path | None:
+    def keep_small(self, data: bytes, epoch: int, task_id: str) -> Span:
+        """Keeps a small reply, given as the bytes that a file of it would have."""
+        if epoch not in self._logs:
+            self._logs[epoch] = _Log(self._folder_of(epoch) / _SMALL)
+        return self._logs[epoch].add(task_id, data)
+
+    def _find(self, epoch: int, task_id: str) -> Spooled | None:
+        log, path = self._logs.get(epoch), self._folder / str(epoch) / task_id
+        if log and task_id in log.spans:
+            return log.spans[task_id]
+        return path if path.exists() else None
+
+    def reusable(self, epoch: int, task_id: str, question: bytes) -> Spooled | None:
         """The reply that an earlier life of this server accepted to the very same question."""
-        path = self._folder / str(epoch) / task_id
-        if not path.exists():
+        found = self._find(epoch, task_id)
+        if found is None:
             return None
         try:
-            envelope, views = read_file(path)
+            envelope, views = read_reply(found)
             if envelope.question == question:
                 check_bytes(envelope, views)
-                return path
+                return found
         except WireError:
             pass  # torn by a power cut; the client still has its answer
-        path.unlink()
+        if isinstance(found, Path):
+            found.unlink()
+        else:
+            del self._logs[epoch].spans[task_id]
         return None
 
     def exists(self, epoch: int, task_id: str) -> bool:
         """Whether there may be something to reuse."""
-        return (self._folder / str(epoch) / task_id).exists()
+        return self._find(epoch, task_id) is not None
 
     def clear(self, durable: int) -> None:
         """Removes the replies from before the last durable point."""
+        for epoch in [epoch for epoch in self._logs if epoch < durable]:
+            self._logs.pop(epoch).close()
         for path in self._folder.iterdir():
             if int(path.name) < durable:
                 shutil.rmtree(path)

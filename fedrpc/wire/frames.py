@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import mmap
 import os
 import re
@@ -20,6 +21,7 @@ from fedrpc.wire.v1 import coordinator_pb2 as pb
 M = TypeVar("M", bound=Message)
 
 CHUNK_BYTES = 1 << 20  # the cheapest in CPU seconds a gigabyte; see protos/README.md
+SMALL_BYTES = 32 << 10  # a message up to this rides in its envelope: another frame costs more than its bytes
 GRPC_PREFIX_BYTES = 5  # gRPC's own header of each message
 SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()  # equal digests can talk
 _ALIGN = 64
@@ -52,6 +54,19 @@ def chunk_frames(payload: Payload) -> Iterator[tuple[int, int, bytes]]:
     for index, views in enumerate(payload.buffers):
         for pieces, size in _cut(views):
             yield index, size, b"".join([_chunk_prefix(index, size), *pieces])
+
+
+def riding_chunks(payload: Payload) -> list[pb.Chunk]:
+    """The chunks of a small payload, to ride in its envelope; none of a larger one, which has frames for them."""
+    if payload.size_bytes > SMALL_BYTES:
+        return []
+    return [pb.Chunk(part=index, data=b"".join(views)) for index, views in enumerate(payload.buffers) if views]
+
+
+def field_bytes(message: Message) -> int:
+    """What a message takes as a field (of a number below 16) of another."""
+    size = message.ByteSize()
+    return 1 + len(_varint(size)) + size
 
 
 def _cut(views: Sequence[memoryview]) -> Iterator[tuple[list[memoryview], int]]:
@@ -158,15 +173,26 @@ def _write_footer(file: BinaryIO, envelope: pb.Envelope) -> None:
     file.write(text + len(text).to_bytes(8, "little") + _MAGIC)
 
 
+def _write(file: BinaryIO, envelope: pb.Envelope, payload: Payload) -> None:
+    for views in payload.buffers:
+        _pad(file)
+        for view in views:
+            file.write(view)
+    _write_footer(file, envelope)
+
+
+def file_bytes(envelope: pb.Envelope, payload: Payload) -> bytes:
+    """What `write_file` writes: for small messages, of which a file each costs more than all the rest."""
+    buffer = io.BytesIO()
+    _write(buffer, envelope, payload)
+    return buffer.getvalue()
+
+
 def write_file(path: Path, envelope: pb.Envelope, payload: Payload, *, sync: bool) -> None:
     """Keeps a payload and its envelope in one file, which appears whole or not at all."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
-        for views in payload.buffers:
-            _pad(file)
-            for view in views:
-                file.write(view)
-        _write_footer(file, envelope)
+        _write(file, envelope, payload)
         if sync:
             file.flush()
             os.fsync(file.fileno())
@@ -175,24 +201,30 @@ def write_file(path: Path, envelope: pb.Envelope, payload: Payload, *, sync: boo
 
 def read_file(path: Path) -> tuple[pb.Envelope, list[memoryview]]:
     """The envelope and the parts of such a file, mapped and not read; raises WireError when it is torn."""
-    size = path.stat().st_size
-    tail = 8 + len(_MAGIC)
-    if size < tail:
-        raise WireError(f"{path.name} is torn: {size} bytes")
+    if not path.stat().st_size:
+        raise WireError(f"{path.name} is torn: it is empty")
     with path.open("rb") as file:
         # A private mapping is writable, which torch wants, and never reaches the file.
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    length = int.from_bytes(mapped[size - tail : size - len(_MAGIC)], "little")
-    if bytes(mapped[size - len(_MAGIC) :]) != _MAGIC or length > size - tail:
-        raise WireError(f"{path.name} is torn: its footer is not there")
-    envelope = parse(pb.Envelope, bytes(mapped[size - tail - length : size - tail]))
+    return read_bytes(mapped, path.name)
+
+
+def read_bytes(data: memoryview, name: str) -> tuple[pb.Envelope, list[memoryview]]:
+    """The same of such a file's bytes."""
+    size, tail = data.nbytes, 8 + len(_MAGIC)
+    if size < tail:
+        raise WireError(f"{name} is torn: {size} bytes")
+    length = int.from_bytes(data[size - tail : size - len(_MAGIC)], "little")
+    if bytes(data[size - len(_MAGIC) :]) != _MAGIC or length > size - tail:
+        raise WireError(f"{name} is torn: its footer is not there")
+    envelope = parse(pb.Envelope, bytes(data[size - tail - length : size - tail]))
     views, offset = [], 0
     for part in envelope.parts:
         offset += -offset % _ALIGN
-        views.append(mapped[offset : offset + part.size])
+        views.append(data[offset : offset + part.size])
         offset += part.size
     if offset + length + tail > size:
-        raise WireError(f"{path.name} is torn: {size} bytes do not hold its parts")
+        raise WireError(f"{name} is torn: {size} bytes do not hold its parts")
     return envelope, views
 
 
@@ -203,8 +235,8 @@ def check_bytes(envelope: pb.Envelope, views: Sequence[memoryview]) -> None:
             raise WireError(f"part '{part.name}' has a wrong CRC: the kept bytes changed")
 
 
-def stored_payload(path: Path) -> tuple[pb.Envelope, Payload]:
-    """A kept file as a payload that can be sent again, byte for byte."""
-    envelope, views = read_file(path)
+def stored_payload(kept: Path | bytes) -> tuple[pb.Envelope, Payload]:
+    """A kept file, or a file's bytes, as a payload that can be sent again, byte for byte."""
+    envelope, views = read_file(kept) if isinstance(kept, Path) else read_bytes(memoryview(kept), "an answer")
     buffers = tuple((view,) if view.nbytes else () for view in views)
     return envelope, Payload(tuple(envelope.parts), buffers, envelope.digest)

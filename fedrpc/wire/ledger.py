@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedrpc.wire.frames import message_bytes
+from fedrpc.wire.frames import field_bytes, message_bytes
 from fedrpc.wire.kinds import DIRECTIONS, Direction, Kind
 from fedrpc.wire.message import part
 from fedrpc.wire.v1 import coordinator_pb2 as pb
@@ -17,6 +17,7 @@ from fedrpc.wire.v1 import coordinator_pb2 as pb
 SESSION = "session"  # joins, polls, ledger exchange and privacy rows
 EVALUATE = "evaluate"  # the coordinator's own question to clients
 _OUTSIDE = frozenset({SESSION, EVALUATE})
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, order=True)
@@ -63,20 +64,50 @@ class Attempt:
 
     def add(self, kind: Kind, serialised_bytes: int, tensor_bytes: int = 0) -> None:
         """Books one message of `serialised_bytes`."""
+        self._sums(kind).add(Sums(tensor_bytes, message_bytes(serialised_bytes), 1))
+
+    def add_envelope(self, envelope: pb.Envelope, serialised_bytes: int) -> Rows:
+        """Books a first frame, and the chunks that ride in it under their own kinds.
+
+        Returns:
+            The rows of what rides in it and belongs to the session: privacy rows.
+        """
+        session = Attempt(self.round, SESSION, self.direction, self.client)
+        own = message_bytes(serialised_bytes)
+        for chunk in envelope.chunks:
+            kind, tensor_bytes = chunk_kind(chunk, envelope)
+            own -= self._ride(kind, field_bytes(chunk), tensor_bytes)
+        if envelope.HasField("privacy"):
+            own -= session._ride(Kind.ENVELOPE, field_bytes(envelope.privacy), 0)
+        self._sums(Kind.ENVELOPE).add(Sums(0, own, 1))
+        return session.rows
+
+    def _ride(self, kind: Kind, size: int, tensor_bytes: int) -> int:
+        self._sums(kind).add(Sums(tensor_bytes, size, 0))
+        return size
+
+    def _sums(self, kind: Kind) -> Sums:
         key = Key(self.round, self.phase, kind.label, self.direction, self.client, self.attempt)
-        self.rows.setdefault(key, Sums()).add(Sums(tensor_bytes, message_bytes(serialised_bytes), 1))
+        return self.rows.setdefault(key, Sums())
 
     def closed(self, *, aborted: bool = False) -> Rows:
         """The rows, marked when the transfer did not come to its end."""
-        return {replace(key, aborted=aborted): sums for key, sums in self.rows.items()}
+        return {replace(key, aborted=True): sums for key, sums in self.rows.items()} if aborted else self.rows
 
 
 def frame_kind(frame: pb.Frame, envelope: pb.Envelope | None) -> tuple[Kind, int]:
     """The kind a frame is booked under, and its tensor bytes."""
-    if frame.WhichOneof("body") == "chunk" and envelope is not None and frame.chunk.part < len(envelope.parts):
-        kind = envelope.parts[frame.chunk.part].kind
+    if frame.WhichOneof("body") == "chunk" and envelope is not None:
+        return chunk_kind(frame.chunk, envelope)
+    return Kind.ENVELOPE, 0
+
+
+def chunk_kind(chunk: pb.Chunk, envelope: pb.Envelope) -> tuple[Kind, int]:
+    """The kind a chunk is booked under, and its tensor bytes."""
+    if chunk.part < len(envelope.parts):
+        kind = envelope.parts[chunk.part].kind
         if kind in Kind._value2member_map_:
-            return Kind(kind), len(frame.chunk.data)
+            return Kind(kind), len(chunk.data)
     return Kind.ENVELOPE, 0
 
 
@@ -88,7 +119,7 @@ def merge(into: Rows, rows: Rows) -> None:
 
 def to_json(key: Key, sums: Sums) -> str:
     """One line of ledger.jsonl."""
-    return json.dumps(vars(key) | vars(sums), separators=(",", ":"))
+    return _to_json(vars(key) | vars(sums))
 
 
 def from_json(line: str) -> tuple[Key, Sums]:

@@ -7,6 +7,7 @@ such types, another message, or any of these `| None`. The same two functions se
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import numbers
 import re
@@ -229,19 +230,24 @@ def unflatten(cls: type, parts: Mapping[str, Tensors]) -> Any:
     return _build(cls, "", parts)
 
 
-def _build(cls: type, prefix: str, parts: Mapping[str, Tensors]) -> Any:
+@functools.cache
+def _layout(cls: type) -> tuple[tuple[str, Any, bool], ...]:
+    """Name, type and whether it may be None of each field; reading annotations costs more than a small message."""
     hints = typing.get_type_hints(cls)
+    return tuple((item.name, *strip_optional(hints[item.name])) for item in dataclasses.fields(cls))
+
+
+def _build(cls: type, prefix: str, parts: Mapping[str, Tensors]) -> Any:
     values = {}
-    for item in dataclasses.fields(cls):
-        name = prefix + item.name
-        hint, optional = strip_optional(hints[item.name])
+    for own, hint, optional in _layout(cls):
+        name = prefix + own
         if is_message(hint):
             present = any(key.startswith(name + ".") for key in parts)
-            values[item.name] = _build(hint, name + ".", parts) if present or not optional else None
+            values[own] = _build(hint, name + ".", parts) if present or not optional else None
         elif name in parts:
-            values[item.name] = _unflatten(hint, parts[name], name)
+            values[own] = _unflatten(hint, parts[name], name)
         elif optional:
-            values[item.name] = None
+            values[own] = None
         else:
             raise WireError(f"part '{name}' of {cls.__name__} is missing")
     try:

@@ -27,6 +27,7 @@ ENTRY_POINTS = """[fedrpc.methods]
 gated = outside:Gated
 echo = outside:Echo
 nudged = outside:Nudged
+toygan = outside:ToyGan
 
 [fedrpc.models]
 wide = outside:wide
@@ -82,7 +83,7 @@ def environment(folder: Path) -> dict[str, str]:
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 0.1\n")
     return os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(info.parent), str(OUTSIDE)]),
+        "PYTHONPATH": os.pathsep.join([str(info.parent), str(OUTSIDE), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "XDG_STATE_HOME": str(folder / "state"),
         "COLUMNS": "200",

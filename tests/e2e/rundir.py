@@ -56,8 +56,8 @@ class RunDir:
         return json.loads(path.read_text())["round"] if path.exists() else -2
 
     def spooled(self) -> int:
-        """How many replies of the round under way wait on disk, whole."""
-        return sum(path.suffix != ".part" for path in self.path.glob("spool/*/*"))
+        """How many replies of the round under way wait on disk, whole; small ones share a file and do not count."""
+        return sum(path.suffix not in (".part", ".log") for path in self.path.glob("spool/*/*"))
 
     def sums(self, **where: Any) -> dict[str, int]:
         """The bytes of the ledger rows that match."""

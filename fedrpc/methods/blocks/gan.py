@@ -123,9 +123,10 @@ class Generation:
         """The images alone, as they travel."""
         return self._images.detach().cpu()
 
-    def add(self, feedback: Tensor) -> None:
-        """Adds one client's feedback."""
-        self._mean.add({"images": feedback}, 1.0)
+    def add(self, *feedback: Tensor) -> None:
+        """Adds some clients' feedback."""
+        for one in feedback:
+            self._mean.add({"images": one}, 1.0)
 
     def learn(self) -> None:
         """Moves every path along the mean of all feedback; without any, nothing moves."""

@@ -293,7 +293,7 @@ class Frame(_message.Message):
     def cancel(self) -> Global___Cancel: ...
     @_builtins.property
     def privacy(self) -> Global___PrivacyRows:
-        """second frame of a result, when there are rows to tell"""
+        """second frame of a large result, when there are rows to tell"""
 
     def __init__(
         self,
@@ -330,6 +330,8 @@ class Envelope(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     DURABLE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    PRIVACY_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     task_id: _builtins.str
     """hash(run, round, phase, step, client)"""
@@ -353,6 +355,14 @@ class Envelope(_message.Message):
     def failure(self) -> Global___Failure:
         """in a result: why there are no parts"""
 
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Chunk]:
+        """the first chunks, in order; those of a small message all ride here"""
+
+    @_builtins.property
+    def privacy(self) -> Global___PrivacyRows:
+        """in a result whose chunks ride here: rows to tell"""
+
     def __init__(
         self,
         *,
@@ -368,10 +378,12 @@ class Envelope(_message.Message):
         failure: Global___Failure | None = ...,
         durable: _builtins.int = ...,
         epoch: _builtins.int = ...,
+        chunks: _abc.Iterable[Global___Chunk] | None = ...,
+        privacy: Global___PrivacyRows | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "privacy", b"privacy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "digest", b"digest", "durable", b"durable", "epoch", b"epoch", "failure", b"failure", "parts", b"parts", "phase", b"phase", "question", b"question", "round", b"round", "session", b"session", "step", b"step", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "chunks", b"chunks", "digest", b"digest", "durable", b"durable", "epoch", b"epoch", "failure", b"failure", "parts", b"parts", "phase", b"phase", "privacy", b"privacy", "question", b"question", "round", b"round", "session", b"session", "step", b"step", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Methods and a network from outside the package, by entry point: FedAvg that waits, hurries or only echoes."""
+"""Methods and a network from outside, by entry point: FedAvg that waits, hurries or only echoes, and a toy GAN."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fedrpc.methods.base import ClientContext, Env, Loss, Params, Round
+from fedrpc.methods.blocks.gan import MultiPath
 from fedrpc.methods.fedavg import FedAvg, Global, Update, cross_entropy
+from fedrpc.methods.mpgan import MpGan
 
 _PATIENCE_S = 150.0
 
@@ -95,3 +97,19 @@ class Nudged(Gated):
         step = float(ctx.rng("nudge").uniform(-0.01, 0.01))
         moved = {name: value + step if value.is_floating_point() else value for name, value in msg.weights.items()}
         return Update(moved, len(ctx.data.train), torch.zeros(1, dtype=torch.float64))
+
+
+class ToyGan(MpGan):
+    """MP-GAN with linear networks: its steps cost little but what asking and answering cost."""
+
+    name = "toygan"
+
+    def generator(self, env: Env) -> nn.Module:
+        shape = (env.shape[0], env.params.size, env.params.size)
+        make = lambda: nn.Sequential(nn.Linear(env.params.noise_dim, math.prod(shape)), nn.Unflatten(1, shape))  # noqa: E731
+        return env.build("toygan-generator", lambda: MultiPath(env.params.paths, make))
+
+    def discriminator(self, env: Env) -> nn.Module:
+        floats = env.shape[0] * env.params.size**2
+        make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(floats, 1), nn.Flatten(0))  # noqa: E731
+        return env.build("toygan-discriminator", make)

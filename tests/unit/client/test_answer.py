@@ -14,20 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from fedrpc.client.answer import Answerer
-from fedrpc.client.store import ClientStore
+from fedrpc.client.store import ClientStore, Kept
 from fedrpc.client.transport import Task
 from fedrpc.errors import Abstained, Cancelled, WireError
 from fedrpc.methods.base import ClientContext, Cost, Env, Method, Phase, Round, Shapes, on
 from fedrpc.methods.builtin import Candidate, Judgement
 from fedrpc.models.state import tensors
-from fedrpc.wire.codec import decode, encode
-from fedrpc.wire.frames import read_file
+from fedrpc.wire.codec import encode
+from fedrpc.wire.frames import stored_payload
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import Key, LedgerAnswer, LedgerQuestion, Sums, parsed
 from fedrpc.wire.message import Tensors, part
 from fedrpc.wire.tcpinfo import Meter
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.fakes import CPU, problem_of
+from tests.unit.wire.messages import kept_message
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Desk:
 
     def ask(
         self, message: Any, *, task: str = "0" * 32, phase: str = "ask", round_index: int = 0, step: int = 0
-    ) -> Path:
+    ) -> Kept:
         payload = encode(message)
         envelope = pb.Envelope(
             task_id=task, round=round_index, phase=phase, step=step, parts=payload.parts, digest=payload.digest
@@ -108,9 +109,8 @@ class Desk:
         return 0 if self.store.blob("count") is None else 1
 
 
-def body(path: Path, cls: type = Say) -> Any:
-    envelope, views = read_file(path)
-    return decode(cls, envelope.parts, views)
+def body(kept: Kept, cls: type = Say) -> Any:
+    return kept_message(cls, kept)
 
 
 def plain(value: float = 1.0, what: str = "plain") -> Ask:
@@ -125,28 +125,26 @@ def desk(tmp_path) -> Iterator[Desk]:
 
 
 def test_an_answer_is_what_the_client_half_says(desk):
-    path = desk.ask(plain(3), round_index=4, step=2)
-    assert body(path).value.tolist() == [6]
-    envelope, _ = read_file(path)
+    kept = desk.ask(plain(3), round_index=4, step=2)
+    assert body(kept).value.tolist() == [6]
+    envelope, _ = stored_payload(kept)
     assert (envelope.task_id, envelope.round, envelope.phase, envelope.step) == ("0" * 32, 4, "ask", 2)
     assert envelope.question == encode(plain(3)).digest
-    assert envelope.digest == encode(body(path)).digest
+    assert envelope.digest == encode(body(kept)).digest
 
 
 def test_the_same_question_has_the_same_bytes_and_is_charged_once(desk):
-    path = desk.ask(plain())
-    before, rows = path.read_bytes(), desk.rows()
-    assert desk.ask(plain()) == path
-    assert path.read_bytes() == before
+    before, rows = desk.ask(plain()), desk.rows()
+    assert desk.ask(plain()) == before
     assert desk.rows() == rows
-    assert body(path).count == 1
+    assert body(before).count == 1
 
 
 def test_the_same_question_after_a_restart_has_the_same_bytes(desk, tmp_path):
-    before, rows = desk.ask(plain()).read_bytes(), desk.rows()
+    before, rows = desk.ask(plain()), desk.rows()
     desk.store.close()
     again = Desk(tmp_path)
-    assert again.ask(plain()).read_bytes() == before
+    assert again.ask(plain()) == before
     assert again.rows() == rows
     again.store.close()
 

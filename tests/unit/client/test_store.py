@@ -12,20 +12,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrpc.client.store import ClientStore, Transaction
+from fedrpc.client.store import ClientStore, Kept, Transaction
 from fedrpc.errors import Refused
 from fedrpc.privacy.ledger import GENESIS, UNCOVERED, Release, chained
 from fedrpc.privacy.mechanisms import Guarantee
-from fedrpc.wire.codec import decode, encode
-from fedrpc.wire.frames import read_file
+from fedrpc.wire.codec import encode
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import Key, Sums
 from fedrpc.wire.v1 import coordinator_pb2 as pb
-from tests.unit.wire.messages import Everything, One, everything, same
+from tests.unit.wire.messages import Everything, One, everything, kept_message, same
+
+
+@pytest.fixture(params=["files", "rows"])
+def where(request, monkeypatch) -> str:
+    """Where answers lie: small ones in the data base, others in files; here all of them in either."""
+    if request.param == "files":
+        monkeypatch.setattr("fedrpc.client.store.SMALL_BYTES", -1)
+    return request.param
 
 
 @pytest.fixture
-def store(tmp_path) -> Iterator[ClientStore]:
+def store(tmp_path, where) -> Iterator[ClientStore]:
     found = ClientStore(tmp_path)
     yield found
     found.close()
@@ -43,7 +50,7 @@ def commit(
     epoch: int = 0,
     question: bytes = b"q",
     released: tuple[Release, ...] = (),
-) -> Path:
+) -> Kept:
     """One answer, with what it writes."""
     transaction = Transaction(store)
     for key, value in (puts or {}).items():
@@ -56,6 +63,10 @@ def commit(
     return store.commit(envelope, payload, transaction.writes, released)
 
 
+def raw(kept: Kept) -> bytes:
+    return kept.read_bytes() if isinstance(kept, Path) else kept
+
+
 def value(store: ClientStore, key: str = "key") -> float | None:
     found = Transaction(store).get(key, One)
     return None if found is None else found.value.item()
@@ -63,6 +74,48 @@ def value(store: ClientStore, key: str = "key") -> float | None:
 
 def release(kind: Kind = Kind.WEIGHTS, guarantee: Guarantee = UNCOVERED) -> Release:
     return Release(kind, ("part",), guarantee, {"client": 0})
+
+
+# Large values
+
+
+def test_a_large_value_lies_in_a_file_and_goes_with_its_version(store, tmp_path):
+    def put(task: str, fill: float, epoch: int = 0) -> None:
+        transaction = Transaction(store)
+        transaction.put("key", One(torch.full((100_000,), fill)))
+        transaction.put("small", one(fill))
+        payload = encode(one(0))
+        envelope = pb.Envelope(task_id=task, epoch=epoch, question=b"q", parts=payload.parts, digest=payload.digest)
+        store.commit(envelope, payload, transaction.writes, [])
+
+    def found() -> tuple[float, float]:
+        large, small = (Transaction(store).get(key, One) for key in ("key", "small"))
+        return large.value.unique().item(), small.value.item()
+
+    def num_files() -> int:
+        return len(list((tmp_path / "values").iterdir()))
+
+    for number in range(3):
+        put(f"t{number}", number, epoch=number)
+    assert (found(), num_files()) == ((2, 2), 3)
+    store.answer("t2", b"another")
+    assert (found(), num_files()) == ((1, 1), 2), "what was undone is gone"
+    store.fold(2)
+    assert (found(), num_files()) == ((1, 1), 1), "what was folded is gone"
+
+
+def test_a_large_value_that_nobody_names_is_removed(tmp_path):
+    store = ClientStore(tmp_path)
+    transaction = Transaction(store)
+    transaction.put("key", One(torch.ones(100_000)))
+    payload = encode(one(0))
+    store.commit(pb.Envelope(task_id="t", parts=payload.parts), payload, transaction.writes, [])
+    store.close()
+    (tmp_path / "values" / "torn").write_bytes(b"of an answer that was never committed")
+    again = ClientStore(tmp_path)
+    assert len(list((tmp_path / "values").iterdir())) == 1
+    assert Transaction(again).get("key", One).value.sum().item() == 100_000
+    again.close()
 
 
 # Transactions
@@ -96,22 +149,21 @@ def test_what_is_put_does_not_follow_the_tensor(store):
 
 
 def test_an_answer_counts_with_its_writes_its_bytes_and_its_rows(store):
-    path = commit(store, "task", {"key": 1}, released=(release(),))
+    kept = commit(store, "task", {"key": 1}, released=(release(),))
     assert value(store) == 1
-    assert store.answer("task", b"q") == path
-    envelope, views = read_file(path)
-    assert same(decode(One, envelope.parts, views), one(4))
+    assert store.answer("task", b"q") == kept
+    assert same(kept_message(One, kept), one(4))
     assert len(store.privacy_rows(0)) == 1
 
 
-def test_everything_survives_a_restart(tmp_path):
+def test_everything_survives_a_restart(tmp_path, where):
     first = ClientStore(tmp_path)
-    path = commit(first, "task", {"key": 1}, released=(release(),))
+    kept = commit(first, "task", {"key": 1}, released=(release(),))
     rows = first.privacy_rows(0)
     first.close()
     again = ClientStore(tmp_path)
     assert value(again) == 1
-    assert again.answer("task", b"q") == path
+    assert again.answer("task", b"q") == kept
     assert again.privacy_rows(0) == rows
     again.close()
 
@@ -133,8 +185,8 @@ def test_an_answer_that_can_not_be_completed_leaves_nothing(store):
 
 
 def test_bytes_whose_answer_was_not_committed_do_not_count(store, tmp_path):
-    path = commit(store, "task")
-    (tmp_path / "answers" / "other").write_bytes(path.read_bytes())
+    data = raw(commit(store, "task"))
+    (tmp_path / "answers" / "other").write_bytes(data)
     assert store.answer("other", b"q") is None
 
 
@@ -142,10 +194,10 @@ def test_bytes_whose_answer_was_not_committed_do_not_count(store, tmp_path):
 
 
 def test_the_same_question_has_the_same_answer(store):
-    path = commit(store, "task", {"key": 1})
-    before = path.read_bytes()
-    assert store.answer("task", b"q") == store.answer("task", b"q") == path
-    assert path.read_bytes() == before
+    kept = commit(store, "task", {"key": 1})
+    before = raw(kept)
+    assert store.answer("task", b"q") == store.answer("task", b"q") == kept
+    assert raw(kept) == before
     assert value(store) == 1
 
 
@@ -175,27 +227,31 @@ def test_undoing_brings_back_what_was_deleted(store):
 
 @pytest.mark.parametrize("damage", ["lost", "torn", "flipped"])
 def test_an_answer_whose_bytes_are_gone_is_made_again(store, damage):
-    path = commit(store, "task", {"key": 1})
-    data = path.read_bytes()
-    if damage == "lost":
-        path.unlink()
+    kept = commit(store, "task", {"key": 1})
+    data = raw(kept)
+    damaged = {"lost": b"", "torn": data[:-9], "flipped": bytes([data[0] ^ 1]) + data[1:]}[damage]
+    if not isinstance(kept, Path):
+        store._db.execute("UPDATE bodies SET data = ?", (damaged,))
+    elif damage == "lost":
+        kept.unlink()
     else:
-        path.write_bytes(data[:-9] if damage == "torn" else bytes([data[0] ^ 1]) + data[1:])
+        kept.write_bytes(damaged)
     assert store.answer("task", b"q") is None
     assert value(store) is None, "its writes are undone with it"
-    assert commit(store, "task", {"key": 2}) == path
-    assert store.answer("task", b"q") == path
+    assert commit(store, "task", {"key": 2}) == kept
+    assert store.answer("task", b"q") == kept
 
 
 # Folding
 
 
-def test_folding_keeps_the_newest_durable_version_and_drops_the_answers(store, tmp_path):
+def test_folding_keeps_the_newest_durable_version_and_drops_the_answers(store, tmp_path, where):
     for index in range(3):
         commit(store, f"task{index}", {"key": index, f"only{index}": index}, epoch=index)
     store.fold(2)
     assert [store.answer(f"task{index}", b"q") is not None for index in range(3)] == [False, False, True]
-    assert [path.name for path in (tmp_path / "answers").iterdir()] == ["task2"]
+    files, rows = [path.name for path in (tmp_path / "answers").iterdir()], store._db.execute("SELECT * FROM bodies")
+    assert (files, len(rows.fetchall())) == ((["task2"], 0) if where == "files" else ([], 1)), "nothing piles up"
     assert [value(store, key) for key in ("key", "only0", "only1", "only2")] == [2, 0, 1, 2]
     store.answer("task2", b"another")
     assert [value(store, key) for key in ("key", "only0", "only1", "only2")] == [1, 0, 1, None]
@@ -350,9 +406,10 @@ def test_a_lost_store_goes_on_with_the_servers_chain(store, own):
     assert rows[0]["previous"] == (b"\7" * 32).hex()
 
 
-def test_a_promise_is_synced(store, monkeypatch):
+def test_a_promise_is_synced(store, monkeypatch, where):
     synced: list[bool] = []
     monkeypatch.setattr("fedrpc.wire.frames.os.fsync", lambda _: synced.append(True))
+    store._db.set_trace_callback(lambda sql: "synchronous=FULL" in sql and where == "rows" and synced.append(True))
     commit(store, "plain", released=(release(),))
     assert not synced
     commit(store, "promise", released=(release(guarantee=Guarantee("gaussian", {}, "theorem", ((1.0, 1.0, 1),))),))

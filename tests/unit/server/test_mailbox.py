@@ -15,7 +15,7 @@ from fedrpc.server.roster import Roster, Session
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.fakes import asynchronous, task_of
 from tests.unit.server.clock import Clock
-from tests.unit.wire.messages import One, everything, frames_of
+from tests.unit.wire.messages import Everything, One, envelope_of, everything, frames_of, message_of, same
 
 MESSAGE = One(torch.zeros(2))
 
@@ -539,7 +539,8 @@ async def test_a_question_that_can_not_be_encoded_is_the_methods_mistake():
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_question_is_encoded_once_and_its_frames_are_the_wires(shared):
+def test_a_question_is_encoded_once_and_its_frames_are_the_wires(shared, monkeypatch):
+    monkeypatch.setattr("fedrpc.wire.frames.SMALL_BYTES", 0)
     question = Question(everything(), shared=shared)
     assert not question.prepared
     question.prepare()
@@ -548,6 +549,15 @@ def test_a_question_is_encoded_once_and_its_frames_are_the_wires(shared):
     for _ in range(2):
         assert [data for _, _, data in question.frames()] == frames_of(everything())[1:]
     assert sum(size for _, size, _ in question.frames()) == question.payload.size_bytes
+
+
+def test_a_small_question_rides_in_its_envelope_whole():
+    question = Question(everything(), shared=True)
+    assert not list(question.frames())
+    assert [chunk.data for chunk in question.chunks] == [b"".join(v) for v in question.payload.buffers if v]
+    envelope = envelope_of(question.payload)
+    envelope.chunks.extend(question.chunks)
+    assert same(message_of(Everything, [pb.Frame(envelope=envelope).SerializeToString()]), everything())
 
 
 def test_only_an_individual_question_is_forgotten_when_it_is_answered():

@@ -22,9 +22,9 @@ from fedrpc.server import rounds
 from fedrpc.server.mailbox import Mailbox, Task
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import Desk, ServerRound, task_id
-from fedrpc.server.spool import Spool
+from fedrpc.server.spool import Spool, read_reply
 from fedrpc.wire.codec import encode
-from fedrpc.wire.frames import read_file, write_file
+from fedrpc.wire.frames import write_file
 from fedrpc.wire.message import Tensors
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.fakes import CPU, PollingClients, asynchronous, problem_of
@@ -530,7 +530,7 @@ async def test_progress_is_told_but_not_for_every_answer(tmp_path):
 @asynchronous
 async def test_one_reply_is_read_at_a_time(tmp_path, monkeypatch):
     reading: list[str] = []
-    monkeypatch.setattr(rounds, "read_file", lambda path: reading.append(path.name) or read_file(path))
+    monkeypatch.setattr(rounds, "read_reply", lambda path: reading.append(path.name) or read_reply(path))
     async with table(tmp_path) as desk:
         number = 0
         async for _ in desk.round().ask(FIT, STATE):

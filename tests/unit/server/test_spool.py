@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedrpc.server.spool import Spool
-from fedrpc.wire.codec import encode
-from fedrpc.wire.frames import write_file
+from fedrpc.server.spool import Spool, read_reply
+from fedrpc.wire.codec import decode, encode
+from fedrpc.wire.frames import file_bytes, write_file
 from tests.unit.wire.messages import One, envelope_of
+
+
+def small(question: bytes = b"question") -> bytes:
+    payload = encode(One(torch.arange(20)))
+    return file_bytes(envelope_of(payload, question=question), payload)
 
 
 def spooled(spool: Spool, epoch: int = 0, task: str = "task", question: bytes = b"question") -> Path:
@@ -70,3 +76,54 @@ def test_replies_from_before_the_last_durable_point_go(spool):
         spooled(spool, epoch)
     spool.clear(2)
     assert [spool.exists(epoch, "task") for epoch in range(4)] == [False, False, True, True]
+
+
+# Small replies, which share a file
+
+
+def test_small_replies_are_kept_side_by_side_and_found_again_after_a_restart(tmp_path):
+    first = Spool(tmp_path)
+    for task in ("a", "b", "c"):
+        first.keep_small(small(task.encode()), 3, task)
+    for spool in (first, Spool(tmp_path)):
+        for task in ("a", "b", "c"):
+            reply = spool.reusable(3, task, task.encode())
+            assert reply is not None
+            envelope, views = read_reply(reply)
+            assert torch.equal(decode(One, envelope.parts, views).value, torch.arange(20))
+        assert not spool.exists(3, "d")
+        assert not spool.exists(2, "a")
+
+
+def test_a_small_reply_to_another_question_gives_way_to_a_new_one(tmp_path):
+    spool = Spool(tmp_path)
+    spool.keep_small(small(b"old"), 0, "task")
+    assert spool.reusable(0, "task", b"new") is None
+    assert not spool.exists(0, "task")
+    spool.keep_small(small(b"new"), 0, "task")
+    assert Spool(tmp_path).reusable(0, "task", b"new") is not None
+
+
+def test_a_small_reply_that_a_crash_tore_is_gone_and_the_others_are_there(tmp_path):
+    whole = len(small()) + len(f"b {len(small())}\n")
+    for lost in (1, 8, len(small()) - 1, len(small()), whole - 1):
+        folder = tmp_path / str(lost)
+        spool = Spool(folder)
+        for task in ("a", "b"):
+            spool.keep_small(small(), 0, task)
+        [log] = folder.glob("0/*")
+        os.truncate(log, log.stat().st_size - lost)
+        again = Spool(folder)
+        assert [again.exists(0, task) for task in ("a", "b")] == [True, False]
+        again.keep_small(small(), 0, "c")
+        third = Spool(folder)
+        assert [third.reusable(0, task, b"question") is not None for task in ("a", "b", "c")] == [True, False, True]
+
+
+def test_small_replies_from_before_the_last_durable_point_go(tmp_path):
+    spool = Spool(tmp_path)
+    for epoch in range(3):
+        spool.keep_small(small(), epoch, "task")
+    spool.clear(2)
+    assert [spool.exists(epoch, "task") for epoch in range(3)] == [False, False, True]
+    assert [path.name for path in tmp_path.iterdir()] == ["2"]

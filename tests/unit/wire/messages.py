@@ -6,6 +6,7 @@ import dataclasses
 import math
 import typing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from fedrpc.errors import WireError
 from fedrpc.wire.codec import decode, encode
-from fedrpc.wire.frames import Assembler, chunk_frames, parse
+from fedrpc.wire.frames import Assembler, chunk_frames, parse, read_bytes, read_file
 from fedrpc.wire.kinds import DTYPES, Kind
 from fedrpc.wire.message import Tensors, is_message, part, strip_optional
 from fedrpc.wire.v1 import coordinator_pb2 as pb
@@ -93,6 +94,8 @@ def message_of(cls: type, frames: list[bytes], max_bytes: int = MAX_BYTES) -> An
     if first.WhichOneof("body") != "envelope":
         raise WireError("the first frame is no envelope")
     assembler = Assembler(first.envelope, max_bytes)
+    for chunk in first.envelope.chunks:
+        assembler.add(chunk)
     for frame in rest:
         if frame.WhichOneof("body") != "chunk":
             raise WireError("a frame is no chunk")
@@ -160,6 +163,12 @@ def classes(draw: st.DrawFn, depth: int = 1) -> type:
         declared = dataclasses.field(metadata={} if nested else {"kind": draw(st.sampled_from(list(Kind)))})
         found.append((f"f{index}", hint, declared))
     return dataclasses.make_dataclass("Random", found, frozen=True)
+
+
+def kept_message(cls: type, kept: Path | bytes) -> Any:
+    """The message of a kept answer."""
+    envelope, views = read_file(kept) if isinstance(kept, Path) else read_bytes(memoryview(bytearray(kept)), "kept")
+    return decode(cls, envelope.parts, views)
 
 
 def _only_optional(cls: type) -> bool:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from fedrpc.wire import ledger
 from fedrpc.wire.codec import encode
+from fedrpc.wire.frames import SMALL_BYTES, message_bytes, riding_chunks
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import (
     Attempt,
@@ -310,3 +311,26 @@ def test_one_message_more_is_a_difference():
     key, sums = next(iter(row(0).items()))
     more = Sums(sums.tensor_bytes, sums.message_bytes, sums.messages + 1)
     assert compare({key: sums}, {key: more}, 0)["differing"] == 1
+
+
+def test_what_rides_in_an_envelope_is_booked_under_its_own_kind_and_every_byte_once():
+    payload = encode(Everything(**vars(everything())))
+    envelope = envelope_of(payload)
+    envelope.chunks.extend(riding_chunks(payload))
+    envelope.privacy.rows.append("x" * 300)
+    data = pb.Frame(envelope=envelope).SerializeToString()
+    attempt = Attempt(1, "fit", "up", 3, 2)
+    session = attempt.add_envelope(pb.Frame.FromString(data).envelope, len(data))
+    assert sum(sums.tensor_bytes for sums in attempt.rows.values()) == payload.size_bytes
+    assert sum(s.message_bytes for s in [*attempt.rows.values(), *session.values()]) == message_bytes(len(data))
+    assert sum(s.messages for s in [*attempt.rows.values(), *session.values()]) == 1, "it is one message"
+    assert {key.kind for key in attempt.rows} == {Kind(part.kind).label for part in payload.parts} | {"envelope"}
+    [(key, sums)] = session.items()
+    assert (key.phase, key.kind, key.attempt) == ("session", "envelope", 0)
+    assert sums.message_bytes == 300 + 3 + 3, "a row, and the headers of a string and a field"
+
+
+def test_nothing_of_a_large_message_rides():
+    payload = encode(One(torch.zeros(SMALL_BYTES // 4 + 1)))
+    assert riding_chunks(payload) == []
+    assert len(riding_chunks(encode(One(torch.zeros(SMALL_BYTES // 4))))) == 1

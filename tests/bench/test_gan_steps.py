@@ -1,0 +1,112 @@
+"""GAN steps a second: what asking ten clients and hearing them costs, with a toy network and beside the DCGAN.
+
+Figures are CPU seconds of every process of a run, for the clock says more of a busy machine than of the code: two free
+cores spend two CPU seconds a second. Each is the difference between a longer and a shorter run, so joining and the last
+accounts are in none of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.measures import show
+from tests.e2e.programs import Programs, settings
+from tests.e2e.rundir import RunDir, rows
+
+pytestmark = pytest.mark.timeout(1800)
+
+NUM_CLIENTS, CORES = 10, 2
+WANTED_STEPS, MAX_SHARE = 30, 0.15
+TOY = {"method": "toygan", "params__paths": 1, "params__batch": 2, "params__noise_dim": 4}
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of a run's GAN phase.
+
+    Args:
+        wall: By the clock.
+        server: CPU of the server.
+        computing: Of it, in the method's own work (`rnd.compute`).
+        clients: CPU of all clients.
+        answering: Of it, in the method's answers.
+    """
+
+    wall: float
+    server: float
+    computing: float
+    clients: float
+    answering: float
+
+    def per_step(self, shorter: Spent, num_steps: int) -> Spent:
+        """What one step takes, by the difference to a shorter run."""
+        return Spent(*((a - b) / num_steps for a, b in zip(astuple(self), astuple(shorter), strict=True)))
+
+    @property
+    def cpu(self) -> float:
+        """Of all processes."""
+        return self.server + self.clients
+
+    @property
+    def share(self) -> float:
+        """The protocol's share: all CPU that is neither in a client's answer nor in the server's generator."""
+        return 1 - (self.computing + self.answering) / self.cpu
+
+
+def _logged(text: str) -> dict[str, Any]:
+    rows = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    (found,) = [row for row in rows if row["event"] == "cpu"]
+    return dict(found)
+
+
+def _play(programs: Programs, out: Path, num_steps: int, **changes: Any) -> Spent:
+    values = {"clients": NUM_CLIENTS, "rounds": 0, "train_size": 1000, "params__steps": num_steps, **changes}
+    run = programs.run(out, *settings(**values)).completed(900)
+    server = _logged(run.err)
+    clients = [_logged((out / "clients" / str(client) / "client.log").read_text()) for client in range(NUM_CLIENTS)]
+    assert RunDir(out).summary["ledger_check"]["clients"] == NUM_CLIENTS
+    return Spent(
+        next(row["seconds"] for row in rows(out / "records.jsonl") if row["event"] == "setup_finished"),
+        server["total_s"],
+        server["computing_s"],
+        sum(client["total_s"] for client in clients),
+        sum(client["answering_s"] for client in clients),
+    )
+
+
+def _measured(programs: Programs, folder: Path, few: int, many: int, **changes: Any) -> Spent:
+    shorter = _play(programs, folder / "few", few, **changes)
+    return _play(programs, folder / "many", many, **changes).per_step(shorter, many - few)
+
+
+def _rows(step: Spent) -> dict[str, str]:
+    server, client = (1000 * seconds / NUM_CLIENTS for seconds in (step.server, step.clients))
+    computing, answering = (1000 * seconds / NUM_CLIENTS for seconds in (step.computing, step.answering))
+    return {
+        "CPU a step, all processes": f"{1000 * step.cpu:.0f} ms",
+        "CPU a task, server": f"{server:.2f} ms, {computing:.2f} of it the generator's",
+        "CPU a task, client": f"{client:.2f} ms, {answering:.2f} of it the answer's",
+        "protocol's share of CPU": f"{step.share:.1%}",
+        f"steps a second on {CORES} free cores": f"{CORES / step.cpu:.1f}",
+        "steps a second by the clock": f"{1 / step.wall:.1f} (load {os.getloadavg()[0]:.1f})",
+    }
+
+
+def test_steps_with_a_toy_network(tmp_path: Path, programs: Programs) -> None:
+    step = _measured(programs, tmp_path, 20, 220, **TOY)
+    show(
+        f"GAN steps, toy network, {NUM_CLIENTS} clients (make bench ARGS='-k gan_steps'; wanted {WANTED_STEPS}/s)",
+        _rows(step),
+    )
+
+
+def test_protocols_share_beside_the_dcgan(tmp_path: Path, programs: Programs) -> None:
+    step = _measured(programs, tmp_path, 1, 4, method="mpgan")
+    show(f"GAN steps, DCGAN at 32x32, {NUM_CLIENTS} clients (wanted: share under {MAX_SHARE:.0%})", _rows(step))
+    assert 0 < step.share < MAX_SHARE
