@@ -110,6 +110,11 @@ class ClientStore:
             file.write(value)
             file.flush()
             os.fsync(file.fileno())
+        folder = os.open(self._values, os.O_RDONLY)  # its name must be as safe as its bytes
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
         return name
 
     def _remove(self, names: Iterable[Any]) -> None:

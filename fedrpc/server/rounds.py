@@ -95,7 +95,6 @@ class ServerRound:
         self.steps: dict[str, int] = dict(steps or {})
         self.answered: set[ClientId] = set()  # who gave at least one answer
         self._desk, self._quorum, self._attempts, self._save = desk, quorum, attempts or {}, save
-        self._used: set[tuple[str, int]] = set()
         self._hung: dict[ClientId, str] = {}
         self._posted: list[Task] = []
         self._told_at = 0.0
@@ -152,16 +151,11 @@ class ServerRound:
         self._desk.mailbox.withdraw(self._posted, "the round is over")
 
     async def ask(
-        self,
-        phase: Phase[Down, Up],
-        message: Down | Mapping[ClientId, Down],
-        *,
-        step: int | None = None,
-        quorum: float | None = None,
+        self, phase: Phase[Down, Up], message: Down | Mapping[ClientId, Down], *, quorum: float | None = None
     ) -> AsyncIterator[Reply[Up]]:
         """Asks everybody at once and yields the answers in cohort order."""
         asked = dict(message) if isinstance(message, Mapping) else dict.fromkeys(self.cohort, message)
-        tasks = await self._tasks(phase, asked, self._number(phase, step))
+        tasks = await self._tasks(phase, asked, self._number(phase))
         missing: dict[ClientId, Missing] = {}
         self._desk.mailbox.post(task for task in tasks if not task.done)
         try:
@@ -184,11 +178,8 @@ class ServerRound:
             self.missing = {client: why.reason for client, why in missing.items()}
         self._check_quorum(phase, len(tasks), missing, self._quorum if quorum is None else quorum)
 
-    def _number(self, phase: Phase[Any, Any], step: int | None) -> int:
-        number = self.steps.get(phase.name, 0) if step is None else step
-        if (phase.name, number) in self._used:
-            raise ValueError(f"step {number} of phase '{phase.name}' was asked before in this round; leave step out")
-        self._used.add((phase.name, number))
+    def _number(self, phase: Phase[Any, Any]) -> int:
+        number = self.steps.get(phase.name, 0)
         self.steps[phase.name] = number + 1
         return number
 

@@ -11,6 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fedrpc import config
+from fedrpc.methods import METHODS
+from fedrpc.server.summary import reported
+
 SETTING = ("dataset", "partition", "model", "num_clients", "seed")
 ACCURACY = ("last10", "global", "best", "best_round", "class_variance", "client_mean", "client_variance")
 OVER_ROUNDS = ("class_variance", "client_mean", "client_variance")
@@ -21,10 +25,20 @@ def summary_of(run: Path) -> dict[str, Any]:
     return json.loads((run / "summary.json").read_text())
 
 
+def records_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
+
+
+def own_figures(run: Path) -> dict[str, Any]:
+    """What the method wants seen, from the records."""
+    settings = config.build(config.read_toml(run / "config.toml"))
+    wanted = METHODS[settings.method]().reported(config.params_of(settings))
+    return {name: entry["value"] for name, entry in reported(wanted, records_of(run)).items()}
+
+
 def late_means(run: Path) -> dict[str, float]:
     """Means over the evaluations of the last ten rounds: single rounds swing."""
-    rows = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if row["event"] == "evaluated" and not row.get("final")]
+    rows = [row for row in records_of(run) if row["event"] == "evaluated" and not row.get("final")]
     late = [row for row in rows if row["round"] > rows[-1]["round"] - TAIL]
     found = {}
     for name in OVER_ROUNDS:
@@ -47,6 +61,7 @@ def gathered(run: Path) -> dict[str, Any]:
         "as_predicted": sum(tensors.values()) == summary["bytes"]["predicted"]["total"],
         "overhead_vs_fedavg": round(summary["bytes"]["overhead_vs_fedavg"], 4),
         "epsilon": summary["privacy"]["epsilon"],
+        "reported": own_figures(run),
         "seconds": round(summary["seconds"]),
         "model_sha256": summary["model_sha256"],
     }
