@@ -92,9 +92,11 @@ class Run:
         rounds: dict[int, Flow] = {}
         clients: dict[int, Flow] = {client: Flow() for client in range(self.summary["num_clients"])}
         parts: dict[tuple[str, str, str], Sums] = {}
-        rows = list(self.ledger())
-        outside = wire_ledger.outside([key for key, _ in rows])  # the rule of `bytes.method` in summary.json
-        for key, sums in rows:
+        rows: wire_ledger.Rows = {}
+        for key, sums in self.ledger():
+            wire_ledger.merge(rows, {key: sums})
+        outside = wire_ledger.outside(rows)  # the rule of `bytes.method` in summary.json
+        for key, sums in rows.items():
             rounds.setdefault(key.round, Flow()).add(key, sums, outside=key in outside)
             clients.setdefault(key.client, Flow()).add(key, sums, outside=key in outside)
             parts.setdefault((key.phase, key.kind, key.direction), Sums()).add(sums)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -241,20 +241,25 @@ class LedgerFile:
         return rows
 
 
-def outside(keys: Collection[Key]) -> set[Key]:
+def outside(rows: Mapping[Key, Sums]) -> set[Key]:
     """Those of a run's rows that are no cost of its method: session, evaluation, aborted attempts and repetitions.
 
-    A completed attempt repeats when an earlier one of its phase and client was whole; when one was aborted, it makes up
-    for that.
+    A completed attempt repeats when an earlier one of its phase and client was whole. It does not when one was aborted,
+    for which it makes up, nor in a phase of several questions: rows do not tell these apart, and after a restart new
+    ones too have a later attempt.
     """
+    unclear = {_question(key) for key, sums in rows.items() if key.aborted or _has_several(key, sums)}
     whole: dict[tuple[int, str, str, int], int] = {}
-    broken = {_question(key) for key in keys if key.aborted}
-    for key in keys:
+    for key in rows:
         if not key.aborted:
             whole[_question(key)] = min(key.attempt, whole.get(_question(key), key.attempt))
-    repeated = {key for key in keys if not key.aborted and _question(key) not in broken}
-    repeated = {key for key in repeated if key.attempt > whole[_question(key)]}
-    return repeated | {key for key in keys if key.aborted or key.phase in _OUTSIDE}
+    later = {key for key in rows if not key.aborted and key.attempt > whole[_question(key)]}
+    repeated = {key for key in later if _question(key) not in unclear}
+    return repeated | {key for key in rows if key.aborted or key.phase in _OUTSIDE}
+
+
+def _has_several(key: Key, sums: Sums) -> bool:
+    return key.kind == Kind.ENVELOPE.label and sums.messages > 1
 
 
 def _question(key: Key) -> tuple[int, str, str, int]:
@@ -267,7 +272,7 @@ def totals(rows: Mapping[Key, Sums]) -> dict[str, Any]:
     method = {d: Sums() for d in DIRECTIONS}
     by_kind: dict[str, dict[str, Sums]] = {d: {} for d in DIRECTIONS}
     aborted, redelivered = ({d: Sums() for d in DIRECTIONS} for _ in range(2))
-    not_its_own = outside(rows.keys())
+    not_its_own = outside(rows)
     for key, sums in rows.items():
         total[_dir(key)].add(sums)
         if key not in not_its_own:

@@ -269,6 +269,16 @@ def test_totals_are_what_the_summary_says():
     assert got["redelivered"]["up"] == {"tensor": 0, "message": 0}
 
 
+def test_new_steps_of_a_phase_after_a_restart_are_the_methods_own():
+    steps = [row(0, 10, kind="envelope"), row(0, 100)] * 5 + [
+        row(0, 10, kind="envelope", attempt=1),
+        row(0, 100, attempt=1),
+    ] * 3
+    got = totals(added(*steps))
+    assert got["method"]["down"]["by_kind"]["weights"]["tensor"] == 800
+    assert got["redelivered"]["down"] == {"tensor": 0, "message": 0}
+
+
 def test_the_totals_of_nothing_are_zero():
     got = totals({})
     assert got["total"] == {side: {"tensor": 0, "message": 0} for side in ("down", "up")}
