@@ -26,8 +26,10 @@ def decorrelation(features: Tensor) -> Tensor:
         return features.new_zeros(())
     z = features - features.mean(dim=0)
     z = z / torch.sqrt(z.var(dim=0) + _EPS)
-    squares = (z.T @ z).square()
-    return (squares.sum() - squares.diagonal().sum()) / (d * (d - 1)) / n
+    # Z'Z and ZZ' have the same sum of squares, and the smaller is quicker: with 8,448 features of 32 examples, by far.
+    total = (z @ z.T if n < d else z.T @ z).square().sum()
+    diagonal = z.square().sum(dim=0).square().sum()
+    return (total - diagonal) / (d * (d - 1)) / n
 
 
 @register

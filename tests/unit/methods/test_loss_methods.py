@@ -91,8 +91,8 @@ class TestFedDecorr:
         z = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
         assert decorrelation(z).item() == pytest.approx(0, abs=1e-9)
 
-    def test_ratio_to_the_mean_squared_correlation(self) -> None:
-        n, d = 64, 7
+    @pytest.mark.parametrize(("n", "d"), [(64, 7), (16, 40)])
+    def test_ratio_to_the_mean_squared_correlation(self, n: int, d: int) -> None:
         z = torch.randn(n, d, generator=generator(0), dtype=torch.float64)
         k = torch.corrcoef(z.T)
         mean = (k.square().sum() - k.diagonal().square().sum()) / (d * (d - 1))
