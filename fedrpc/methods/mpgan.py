@@ -103,6 +103,15 @@ class Player:
 
 
 @dataclass(frozen=True)
+class Live:
+    """The two in memory, with what they are worth: taking them apart and together again costs as much as a small step."""
+
+    judge: nn.Module
+    optimizer: torch.optim.Adam
+    values: Tensor
+
+
+@dataclass(frozen=True)
 class State:
     """The server's state.
 
@@ -260,7 +269,7 @@ class MpGan(Method[State]):
     shares = "gradients with respect to generated images"
     dp_sgd = "refused: discriminators have a training loop of their own, and their feedback would leave uncovered"
     conditional: ClassVar[bool] = False
-    _judge: nn.Module | None = None  # a client's network, made once; what it is worth is in the store at every step
+    _live: Live | None = None  # a client's, after its last step; what counts is in the store
 
     class Params(GanParams):
         """How images get their labels."""
@@ -347,12 +356,7 @@ class MpGan(Method[State]):
     @on(GAN_STEP)
     def gan_step(self, ctx: ClientContext, msg: Made) -> Feedback:
         """Takes a step of the client's own discriminator, then has it judge the same images."""
-        kept = ctx.store.get(_PLAYER, Player)
-        if kept is None or self._judge is None:
-            self._judge = self.discriminator(ctx.env).to(ctx.device).train()
-        judge, optimizer = self._judge, adam(self._judge, ctx.params.lr)
-        if kept is not None:
-            unpack(judge, optimizer, kept.values)
+        judge, optimizer = self._player(ctx)
         real, real_y = self._real(ctx, msg.images.shape[1])
         made, made_y = msg.images.to(ctx.device), None if msg.labels is None else msg.labels.to(ctx.device)
         optimizer.zero_grad(set_to_none=True)
@@ -360,8 +364,21 @@ class MpGan(Method[State]):
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         gradient, generator_loss = feedback_on(judge, made, made_y)
-        ctx.store.put(_PLAYER, Player(packed(judge, optimizer)))
+        self._live = Live(judge, optimizer, packed(judge, optimizer))
+        ctx.store.put(_PLAYER, Player(self._live.values))
         return Feedback(gradient.cpu(), float(loss.detach()), generator_loss)
+
+    def _player(self, ctx: ClientContext) -> tuple[nn.Module, torch.optim.Adam]:
+        """This client's discriminator and its Adam, as they are in the store: those in memory, where they are equal."""
+        kept = ctx.store.get(_PLAYER, Player)
+        live, self._live = self._live, None  # from here on they change, and count only once the step is over
+        if kept and live and torch.equal(live.values, kept.values):
+            return live.judge, live.optimizer
+        judge = self.discriminator(ctx.env).to(ctx.device).train()
+        optimizer = adam(judge, ctx.params.lr)
+        if kept:
+            unpack(judge, optimizer, kept.values)
+        return judge, optimizer
 
     def _real(self, ctx: ClientContext, count: int) -> tuple[Tensor, Tensor | None]:
         """A batch of own images; of fewer examples than that, some come twice."""

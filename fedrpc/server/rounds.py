@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +28,10 @@ from fedrpc.process import keeping_freed_memory
 from fedrpc.seeds import derive
 from fedrpc.server.mailbox import Mailbox, Missing, Question, Task
 from fedrpc.server.spool import Spool, Spooled, read_reply
-from fedrpc.wire.codec import decode
-from fedrpc.wire.kinds import Kind
-from fedrpc.wire.message import FlatPart, flatten
+from fedrpc.wire.codec import decode_parts
+from fedrpc.wire.kinds import DTYPES, Kind
+from fedrpc.wire.message import Tensors, unflatten
+from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 T = TypeVar("T")
 Progress = Callable[[str, dict[str, Any]], None]
@@ -161,7 +162,7 @@ class ServerRound:
         try:
             for task in tasks:
                 self._tell(phase, tasks)
-                reply = await self._reply(await task.outcome, phase, task.client, asked[task.client])
+                reply = await self._reply(await task.outcome, phase, task, asked[task.client])
                 if isinstance(reply, Missing):
                     missing[task.client] = reply
                     self._note(phase, task.client, reply)
@@ -209,17 +210,15 @@ class ServerRound:
         return tasks
 
     async def _reply(
-        self, outcome: Spooled | Missing, phase: Phase[Down, Up], client: ClientId, question: Down
+        self, outcome: Spooled | Missing, phase: Phase[Down, Up], task: Task, message: Down
     ) -> Missing | Reply[Up]:
         if isinstance(outcome, Missing):
             return outcome
         try:
             # A hop to another thread costs more than the work on a small reply.
             small = (outcome.stat().st_size if isinstance(outcome, Path) else outcome.size) < _SMALL_BYTES
-            read = (
-                _read(outcome, phase, question) if small else await self._desk.off_loop(_read, outcome, phase, question)
-            )
-            return Reply(client, read)
+            args = (outcome, phase, task.question, message)
+            return Reply(task.client, _read(*args) if small else await self._desk.off_loop(_read, *args))
         except Exception as error:
             # Whatever is wrong with a reply is its client's fault, never the run's.
             return Missing(str(error) if isinstance(error, WireError) else f"{type(error).__name__}: {error}")
@@ -251,33 +250,33 @@ class ServerRound:
             )
 
 
-def _read(reply: Spooled, phase: Phase[Any, Any], question: Any) -> Any:
-    """Decodes and checks one spooled reply; raises when anything is wrong with it."""
+def _read(reply: Spooled, phase: Phase[Any, Any], question: Question, message: Any) -> Any:
+    """Decodes and checks one spooled reply to a message; raises when anything is wrong with it."""
     envelope, buffers = read_reply(reply)
-    body = decode(phase.up, envelope.parts, buffers)
-    flat = {part.name: part for part in flatten(body)}
-    wanted = {part.name: part for part in flatten(question)} if phase.same else {}
+    tensors = decode_parts(phase.up, envelope.parts, buffers)
+    body = unflatten(phase.up, tensors)
     for name in phase.same:
-        _check_same(flat.get(name), wanted.get(name), name)
-    for part in flat.values():
+        _check_same(name, question.payload.parts, envelope.parts)
+    for part in envelope.parts:
         if part.kind != Kind.SCALARS:
-            _check_finite(part)
+            _check_finite(part.name, tensors[part.name])
     if phase.check is not None:
-        phase.check(question, body)
+        phase.check(message, body)
     return body
 
 
-def _check_same(got: FlatPart | None, wanted: FlatPart | None, name: str) -> None:
-    def layout(part: FlatPart | None) -> dict[str, Any]:
-        return {path: (t.dtype, t.shape) for path, t in part.tensors.items()} if part else {}
+def _check_same(name: str, asked: Iterable[pb.Part], told: Iterable[pb.Part]) -> None:
+    def layout(parts: Iterable[pb.Part]) -> dict[str, Any]:
+        specs = [spec for part in parts if part.name == name for spec in part.tensors]
+        return {spec.path: (DTYPES[spec.dtype], tuple(spec.shape)) for spec in specs}
 
-    ours, theirs = layout(wanted), layout(got)
+    ours, theirs = layout(asked), layout(told)
     for path in [*ours, *theirs]:
         if ours.get(path) != theirs.get(path):
             raise WireError(f"'{name}' tensor '{path}': expected {ours.get(path)}, got {theirs.get(path)}")
 
 
-def _check_finite(part: FlatPart) -> None:
-    for path, tensor in part.tensors.items():
+def _check_finite(name: str, tensors: Tensors) -> None:
+    for path, tensor in tensors.items():
         if (tensor.is_floating_point() or tensor.is_complex()) and not bool(torch.isfinite(tensor).all()):
-            raise WireError(f"'{part.name}' tensor '{path}' has NaN or infinity: the client's training diverged")
+            raise WireError(f"'{name}' tensor '{path}' has NaN or infinity: the client's training diverged")

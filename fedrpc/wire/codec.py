@@ -104,6 +104,11 @@ def check_header(part: pb.Part) -> None:
 
 def decode(cls: type, parts: Sequence[pb.Part], buffers: Sequence[memoryview]) -> Any:
     """The message of type `cls` that the parts hold; tensors share the buffers' memory."""
+    return unflatten(cls, decode_parts(cls, parts, buffers))
+
+
+def decode_parts(cls: type, parts: Sequence[pb.Part], buffers: Sequence[memoryview]) -> dict[str, Tensors]:
+    """The same as named tensors of each part, which need not make up a message yet."""
     kinds = {field.name: field.kind for field in fields(cls)}
     flat: dict[str, Tensors] = {}
     for header, buffer in zip(parts, buffers, strict=True):
@@ -116,7 +121,7 @@ def decode(cls: type, parts: Sequence[pb.Part], buffers: Sequence[memoryview]) -
                 f"part '{header.name}' came as {pb.Kind.Name(header.kind)}, expected {wanted and wanted.name}"
             )
         flat[header.name] = _decode_part(header, buffer)
-    return unflatten(cls, flat)
+    return flat
 
 
 def _decode_part(header: pb.Part, buffer: memoryview) -> Tensors:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from threading import Event
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from fedrpc.client.context import AnswerContext
 from fedrpc.errors import ConfigError
 from fedrpc.methods.base import SETUP_ROUND
-from fedrpc.methods.mpgan import ORACLE, Canvas, MpGan, Player, Portion, State
+from fedrpc.methods.mpgan import ORACLE, Canvas, Made, MpGan, Player, Portion, State
 from fedrpc.wire import stored
+from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.fakes import InMemoryFederation, Played, problem_of, run_in_memory
 
 SMALL = {"steps": 3, "batch": 4, "width": 1, "paths": 2, "noise_dim": 3, "a_f": 0.2, "warm_up": 1, "tau": 0.0}
@@ -70,6 +75,51 @@ def test_images_change_the_model_after_the_warm_up_only():
 def test_every_client_has_a_discriminator_of_its_own(tmp_path):
     players = in_store(played(rounds=0, folder=tmp_path), tmp_path, "discriminator", Player)
     assert all(not torch.equal(players[0].values, other.values) for other in players[1:])
+
+
+class Kept(dict[str, bytes]):
+    """A client's store with nothing but what a step needs."""
+
+    def get(self, key: str, cls: Any) -> Any:
+        return stored.loads(cls, self[key]) if key in self else None
+
+    def put(self, key: str, message: Any) -> None:
+        self[key] = stored.dumps(message)
+
+
+def stepped(methods: Iterable[MpGan], *, failing: str = "") -> tuple[list[torch.Tensor], Kept]:
+    """A client's feedback in three steps, each answered by the next of `methods`, and what it then keeps.
+
+    Args:
+        failing: What fails once in every step, before the same is asked again.
+    """
+    problem, store, found = problem_of("mpgan", params=SMALL), Kept(), []
+    for step, method in zip(range(3), methods, strict=False):
+        question = pb.Envelope(round=SETUP_ROUND, phase="gan_step", step=step)
+        context = AnswerContext(
+            problem, problem.client_data(0), 0, question, device=torch.device("cpu"), store=store, stop=Event()
+        )
+        made = Made(torch.rand(2, 4, 1, 32, 32, generator=torch.Generator().manual_seed(step)))
+        if failing:
+            with patch(failing, side_effect=OSError("no space")), pytest.raises(OSError, match="no space"):
+                method.gan_step(context, made)
+        found.append(method.gan_step(context, made).images)
+    return found, store
+
+
+def test_a_discriminator_that_stayed_in_memory_is_the_one_in_the_store():
+    living, own = stepped([MpGan()] * 3)
+    restarted, theirs = stepped(MpGan() for _ in range(3))
+    assert all(torch.equal(a, b) for a, b in zip(living, restarted, strict=True))
+    assert own == theirs
+
+
+@pytest.mark.parametrize("failing", ["fedrpc.methods.mpgan.feedback_on", f"{__name__}.Kept.put"])
+def test_a_step_that_failed_leaves_no_trace_in_memory(failing):
+    after, kept = stepped([MpGan()] * 3, failing=failing)
+    plain, same = stepped([MpGan()] * 3)
+    assert all(torch.equal(a, b) for a, b in zip(after, plain, strict=True))
+    assert kept == same
 
 
 def test_clients_get_the_floor_and_a_rise_only_adds(tmp_path):
