@@ -104,7 +104,7 @@ class Player:
 
 @dataclass(frozen=True)
 class Live:
-    """The two in memory, with what they are worth: taking them apart and together again costs as much as a small step."""
+    """The two in memory, with what they are worth: putting them together again costs as much as half a small step."""
 
     judge: nn.Module
     optimizer: torch.optim.Adam

@@ -29,7 +29,7 @@ from fedrpc.seeds import derive
 from fedrpc.server.mailbox import Mailbox, Missing, Question, Task
 from fedrpc.server.spool import Spool, Spooled, read_reply
 from fedrpc.wire.codec import decode_parts
-from fedrpc.wire.kinds import DTYPES, Kind
+from fedrpc.wire.kinds import DTYPES
 from fedrpc.wire.message import Tensors, unflatten
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
@@ -258,7 +258,7 @@ def _read(reply: Spooled, phase: Phase[Any, Any], question: Question, message: A
     for name in phase.same:
         _check_same(name, question.payload.parts, envelope.parts)
     for part in envelope.parts:
-        if part.kind != Kind.SCALARS:
+        if part.kind != pb.KIND_SCALARS:
             _check_finite(part.name, tensors[part.name])
     if phase.check is not None:
         phase.check(message, body)
