@@ -28,6 +28,7 @@ gated = outside:Gated
 echo = outside:Echo
 nudged = outside:Nudged
 toygan = outside:ToyGan
+handgan = outside:HandGan
 
 [fedrpc.models]
 wide = outside:wide

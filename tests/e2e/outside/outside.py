@@ -1,4 +1,4 @@
-"""Methods and a network from outside, by entry point: FedAvg that waits, hurries or only echoes, and a toy GAN."""
+"""Methods and a network from outside, by entry point: FedAvg that waits, hurries or only echoes, and two toy GANs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import random
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrpc.methods.base import ClientContext, Env, Loss, Params, Round
+from fedrpc.methods.base import ClientContext, Env, Loss, Params, Round, on
 from fedrpc.methods.blocks.gan import MultiPath
 from fedrpc.methods.fedavg import FedAvg, Global, Update, cross_entropy
-from fedrpc.methods.mpgan import MpGan
+from fedrpc.methods.mpgan import GAN_STEP, Feedback, Made, MpGan, Player
 
 _PATIENCE_S = 150.0
 
@@ -113,3 +114,27 @@ class ToyGan(MpGan):
         floats = env.shape[0] * env.params.size**2
         make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(floats, 1), nn.Flatten(0))  # noqa: E731
         return env.build("toygan-discriminator", make)
+
+
+class HandGan(ToyGan):
+    """The same with a linear discriminator that takes its steps by hand: neither autograd nor Adam.
+
+    It plays the same game over the same wire and store, so what its steps cost is what the protocol costs.
+    """
+
+    name = "handgan"
+
+    @on(GAN_STEP)
+    def gan_step(self, ctx: ClientContext, msg: Made) -> Feedback:
+        made = msg.images.numpy().reshape(-1, math.prod(msg.images.shape[2:]))
+        kept = ctx.store.get("discriminator", Player)
+        slope = np.zeros(made.shape[1], np.float32) if kept is None else kept.values.numpy()
+        x = np.concatenate([self._real(ctx, len(made))[0].numpy().reshape(made.shape), made])
+        wanted = np.repeat(np.float32([1, 0]), len(made))
+        error = 1 / (1 + np.exp(-x @ slope)) - wanted
+        slope = slope - ctx.params.lr * (error @ x) / len(x)
+        doubt = 1 / (1 + np.exp(made @ slope))  # that what was made is real
+        feedback = (-doubt[:, None] * slope / len(made)).astype(np.float32)
+        ctx.store.put("discriminator", Player(torch.from_numpy(slope.astype(np.float32))))
+        losses = float(np.square(error).mean()), float(-np.log1p(-doubt).mean())
+        return Feedback(torch.from_numpy(feedback).reshape(msg.images.shape), *losses)
