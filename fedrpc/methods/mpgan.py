@@ -14,7 +14,7 @@ Departs from the thesis and its code:
 - Each client has images of its own, drawn at random; in the code all have the same 48.
 - No head that tells paths apart: its weight in the code is 0. `diversity` pushes paths apart at the server instead.
 Where the thesis is silent: `warm_up`, `tau`, and that a client draws each real batch anew. A pool that came out smaller
-than a client's share is repeated for it; while nothing at all is accepted, nothing is given.
+than a client's share is repeated for it, up to four times: while fewer are accepted, nothing is given.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ REPORTED = (
 ORACLE = "labels of generated images come from an oracle that sees all raw data: for comparison only, not private"
 _PLAYER = "discriminator"  # its key in a client's store
 _POOL_BATCH = 100  # of each path, when images are made for clients
+_MAX_REPEATS = 4  # of an image in a client's share: a classifier that is sure of two images would teach nothing else
 _HEARD_BYTES = 4 << 20  # of feedback that is added up at a time
 _SHOWN = 4  # of each path in a picture of the training
 
@@ -396,7 +397,7 @@ class MpGan(Method[State]):
             if index not in state.made:
                 pool = await self._pool(state, rnd, index)
                 told[str(index)] = pool.record(rnd.env.num_classes) | {"labels_by": self.labelled_by(rnd.params)}
-                if len(pool.y):
+                if len(pool.y) and len(pool.y) * _MAX_REPEATS >= pool.num_wanted:
                     made, labels = state.made | {index: pool.x}, state.labels | {index: pool.y}
                     state = replace(state, made=made, labels=labels)
             if index in state.made:

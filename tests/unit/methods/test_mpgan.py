@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 from fedrpc.client.context import AnswerContext
 from fedrpc.errors import ConfigError
 from fedrpc.methods.base import SETUP_ROUND
+from fedrpc.methods.blocks.augment import Labelled, accepted
 from fedrpc.methods.mpgan import ORACLE, Canvas, Made, MpGan, Player, Portion, State
 from fedrpc.wire import stored
 from fedrpc.wire.v1 import coordinator_pb2 as pb
@@ -169,6 +172,21 @@ def test_nothing_confident_gives_nothing_and_says_so():
     told = run.records[1]["labelling"]["0"]
     assert (told["kept"], told["acceptance_rate"]) == (0, 0.0)
     assert run.sha256 == run_in_memory(problem_of("fedavg"), 2).sha256
+
+
+@pytest.mark.parametrize(("share", "is_given"), [(0.2, False), (0.25, True)])
+def test_a_pool_that_is_too_small_waits_for_more(share, is_given):
+    def few(*args: Any) -> Labelled:
+        pool = accepted(*args)
+        kept = math.ceil(share * pool.num_wanted)
+        return replace(pool, x=pool.x[:kept], y=pool.y[:kept])
+
+    with patch("fedrpc.methods.mpgan.accepted", few):
+        run = played(rounds=2, a_f=0.4)
+    told = run.records[1]["labelling"]["0"]
+    assert 0 < told["kept"] < told["wanted"]
+    assert bool(run.state.made) is is_given
+    assert ("given_0" in run.records[1]) is is_given
 
 
 def test_the_oracle_is_marked_wherever_it_is_asked():
