@@ -178,8 +178,8 @@ def test_nothing_confident_gives_nothing_and_says_so():
 def test_a_pool_that_is_too_small_waits_for_more(share, is_given):
     def few(*args: Any) -> Labelled:
         pool = accepted(*args)
-        kept = math.ceil(share * pool.num_wanted)
-        return replace(pool, x=pool.x[:kept], y=pool.y[:kept])
+        rows = torch.arange(math.ceil(share * pool.num_wanted)) % len(pool.y)
+        return replace(pool, x=pool.x[rows], y=pool.y[rows])
 
     with patch("fedrpc.methods.mpgan.accepted", few):
         run = played(rounds=2, a_f=0.4)
