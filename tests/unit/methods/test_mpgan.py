@@ -182,7 +182,7 @@ def test_a_pool_that_is_too_small_waits_for_more(share, is_given):
         return replace(pool, x=pool.x[rows], y=pool.y[rows])
 
     with patch("fedrpc.methods.mpgan.accepted", few):
-        run = played(rounds=2, a_f=0.4)
+        run = played(rounds=2, a_f=1)
     told = run.records[1]["labelling"]["0"]
     assert 0 < told["kept"] < told["wanted"]
     assert bool(run.state.made) is is_given
