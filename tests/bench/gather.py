@@ -19,6 +19,7 @@ SETTING = ("dataset", "partition", "model", "num_clients", "seed")
 ACCURACY = ("last10", "global", "best", "best_round", "class_variance", "client_mean", "client_variance")
 OVER_ROUNDS = ("class_variance", "client_mean", "client_variance")
 TAIL = 10
+ON_THE_WAY = (1, 2, 5, 10, 20, 30, 50)
 
 
 def summary_of(run: Path) -> dict[str, Any]:
@@ -36,9 +37,19 @@ def own_figures(run: Path) -> dict[str, Any]:
     return {name: entry["value"] for name, entry in reported(wanted, records_of(run)).items()}
 
 
+def evaluations_of(run: Path) -> list[dict[str, Any]]:
+    return [row for row in records_of(run) if row["event"] == "evaluated" and not row.get("final")]
+
+
+def on_the_way(run: Path) -> dict[str, float]:
+    """Accuracy after so many rounds."""
+    after = {row["round"] + 1: row["accuracy"] for row in evaluations_of(run)}
+    return {str(count): round(after[count], 2) for count in ON_THE_WAY if count in after}
+
+
 def late_means(run: Path) -> dict[str, float]:
     """Means over the evaluations of the last ten rounds: single rounds swing."""
-    rows = [row for row in records_of(run) if row["event"] == "evaluated" and not row.get("final")]
+    rows = evaluations_of(run)
     late = [row for row in rows if row["round"] > rows[-1]["round"] - TAIL]
     found = {}
     for name in OVER_ROUNDS:
@@ -56,6 +67,7 @@ def gathered(run: Path) -> dict[str, Any]:
     return {
         "rounds": summary["num_rounds"],
         "accuracy": {name: round(value, 3) for name, value in accuracy.items() if value is not None},
+        "accuracy_after_rounds": on_the_way(run),
         "last_ten_rounds": late_means(run),
         "tensor_bytes": tensors,
         "as_predicted": sum(tensors.values()) == summary["bytes"]["predicted"]["total"],
