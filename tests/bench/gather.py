@@ -42,9 +42,11 @@ def evaluations_of(run: Path) -> list[dict[str, Any]]:
 
 
 def on_the_way(run: Path) -> dict[str, float]:
-    """Accuracy after so many rounds."""
+    """Accuracy after so many rounds, and its mean over the third ten, where short runs end."""
     after = {row["round"] + 1: row["accuracy"] for row in evaluations_of(run)}
-    return {str(count): round(after[count], 2) for count in ON_THE_WAY if count in after}
+    found = {str(count): round(after[count], 2) for count in ON_THE_WAY if count in after}
+    third = [after[count] for count in range(21, 31) if count in after]
+    return found | ({"mean of 21 to 30": round(sum(third) / 10, 2)} if len(third) == 10 else {})
 
 
 def late_means(run: Path) -> dict[str, float]:
