@@ -14,7 +14,7 @@ Departs from the thesis and its code:
 - Each client has images of its own, drawn at random; in the code all have the same 48.
 - No head that tells paths apart: its weight in the code is 0. `diversity` pushes paths apart at the server instead.
 Where the thesis is silent: `warm_up`, `tau`, and that a client draws each real batch anew. A pool that came out smaller
-than a client's share is repeated for it, up to four times: while fewer are accepted, nothing is given.
+than a client's share is repeated for it; one that is smaller than `min_pool` of it waits, and nothing is given.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ REPORTED = (
 ORACLE = "labels of generated images come from an oracle that sees all raw data: for comparison only, not private"
 _PLAYER = "discriminator"  # its key in a client's store
 _POOL_BATCH = 100  # of each path, when images are made for clients
-_MAX_REPEATS = 4  # of an image in a client's share: a classifier that is sure of two images would teach nothing else
 _HEARD_BYTES = 4 << 20  # of feedback that is added up at a time
 _SHOWN = 4  # of each path in a picture of the training
 
@@ -243,6 +242,7 @@ class GanParams(base.Params):
     gan_sha256: str | None = Field(None, description="of its checkpoint; another one is refused")
     a_f: str = Field("0.1", description='generated images for each real one: "0.1", or "0.01,100:0.1" for a rise')
     warm_up: int = Field(10, ge=0, description="rounds of plain FedAvg before any image is given out")
+    min_pool: float = Field(0.25, ge=0, le=1, description="share of the wanted images without which none is given out")
     max_candidates: int = Field(20, ge=1, description="images looked at for each one that is wanted")
 
     @field_validator("a_f", mode="before")
@@ -397,7 +397,8 @@ class MpGan(Method[State]):
             if index not in state.made:
                 pool = await self._pool(state, rnd, index)
                 told[str(index)] = pool.record(rnd.env.num_classes) | {"labels_by": self.labelled_by(rnd.params)}
-                if len(pool.y) and len(pool.y) * _MAX_REPEATS >= pool.num_wanted:
+                # A classifier that is sure of two images would have everybody learn these two a hundred times over.
+                if len(pool.y) and len(pool.y) >= rnd.params.min_pool * pool.num_wanted:
                     made, labels = state.made | {index: pool.x}, state.labels | {index: pool.y}
                     state = replace(state, made=made, labels=labels)
             if index in state.made:

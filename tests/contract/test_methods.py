@@ -37,7 +37,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ccvr": {"params": {"num_virtual": 50, "epochs": 2}},
     "feddpms": {"model": "dpms", "rounds": 4, "params": {"preliminary": 1, "alpha": 4, "tries": 3}},
     "fedgen": {"params": {"steps": 5}},
-    "mpgan": {"params": {"steps": 2, "batch": 2, "width": 2, "a_f": "0.2", "warm_up": 1, "tau": 0.0, "save_every": 1}},
+    "mpgan": {
+        "params": {
+            "steps": 2,
+            "batch": 2,
+            "width": 2,
+            "a_f": "0.2",
+            "warm_up": 1,
+            "tau": 0,
+            "min_pool": 0,
+            "save_every": 1,
+        }
+    },
     "mpgan-ac": {"params": {"steps": 2, "batch": 2, "width": 2, "a_f": "0.2", "warm_up": 1, "save_every": 1}},
     "fedzdac": {"params": {"t_start": 1, "samples_per_class": 2, "iterations": 3}},
     "fedzdas": {"params": {"t_start": 1, "samples_per_class": 2, "iterations": 3}},
