@@ -25,9 +25,8 @@ from fedrpc.wire import stored
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.fakes import InMemoryFederation, Played, problem_of, run_in_memory
 
-SMALL = {"steps": 3, "batch": 4, "width": 1, "paths": 2, "noise_dim": 3, "a_f": 0.2, "warm_up": 1, "tau": 0.0} | {
-    "min_pool": 0.0  # a classifier of one round knows few classes
-}
+SMALL = {"steps": 3, "batch": 4, "width": 1, "paths": 2, "noise_dim": 3, "a_f": 0.2, "warm_up": 1, "tau": 0.0}
+SMALL["min_pool"] = 0.0  # a classifier of one round knows few classes
 
 
 def played(method: str = "mpgan", rounds: int = 2, *, folder: Path | None = None, **params: Any) -> Played:
