@@ -58,6 +58,7 @@ REPORTED = (
             "acceptance_rate": "share confident",
             "wanted": "wanted",
             "kept": "kept",
+            "given_out": "given out",
             "label_histogram": "kept by class",
         },
     ),
@@ -396,9 +397,12 @@ class MpGan(Method[State]):
         for index in range(rnd.params.num_levels(rnd.index)):
             if index not in state.made:
                 pool = await self._pool(state, rnd, index)
-                told[str(index)] = pool.record(rnd.env.num_classes) | {"labels_by": self.labelled_by(rnd.params)}
                 # A classifier that is sure of two images would have everybody learn these two a hundred times over.
-                if len(pool.y) and len(pool.y) >= rnd.params.min_pool * pool.num_wanted:
+                enough = 0 < len(pool.y) >= rnd.params.min_pool * pool.num_wanted
+                given = "yes" if enough else "no: too few" if pool.num_wanted else "none wanted"
+                words = {"labels_by": self.labelled_by(rnd.params), "given_out": given}
+                told[str(index)] = pool.record(rnd.env.num_classes) | words
+                if enough:
                     made, labels = state.made | {index: pool.x}, state.labels | {index: pool.y}
                     state = replace(state, made=made, labels=labels)
             if index in state.made:

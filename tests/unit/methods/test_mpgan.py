@@ -65,6 +65,7 @@ def test_without_augmentation_it_is_fedavg_bit_for_bit(method):
     run, plain = played(method, rounds=3, a_f=0), run_in_memory(problem_of("fedavg"), 3)
     assert run.sha256 == plain.sha256
     assert run.asked[-12:] == plain.asked
+    assert run.records[1]["labelling"]["0"]["given_out"] == "none wanted"
 
 
 def test_images_change_the_model_after_the_warm_up_only():
@@ -164,7 +165,7 @@ def test_the_summary_has_how_images_got_their_labels():
         assert row["label_histogram"] == torch.bincount(labels, minlength=10).tolist()
         assert row["kept"] == len(labels)
         assert 0 < row["acceptance_rate"] <= 1
-        assert row["labels_by"] == "the global classifier"
+        assert (row["labels_by"], row["given_out"]) == ("the global classifier", "yes")
 
 
 def test_nothing_confident_gives_nothing_and_says_so():
@@ -188,6 +189,7 @@ def test_a_pool_that_is_too_small_waits_for_more(share, is_given):
     assert 0 < told["kept"] < told["wanted"]
     assert bool(run.state.made) is is_given
     assert ("given_0" in run.records[1]) is is_given
+    assert told["given_out"] == ("yes" if is_given else "no: too few")
 
 
 def test_the_oracle_is_marked_wherever_it_is_asked():
