@@ -17,14 +17,15 @@ from torch import nn
 from fedrpc import models
 from fedrpc.config import RunConfig, params_of
 from fedrpc.data.datasets import DataSet, Split, load
-from fedrpc.data.examples import Examples
+from fedrpc.data.examples import ClientData, Examples
 from fedrpc.data.partition import Partition, local_split, partition, subsample
 from fedrpc.errors import ConfigError
 from fedrpc.methods import METHODS
-from fedrpc.methods.base import ClientData, Env, Method, stance_of
-from fedrpc.methods.blocks.train import train
-from fedrpc.methods.fedavg import cross_entropy
+from fedrpc.methods.method import Method
+from fedrpc.methods.runtime import Env
 from fedrpc.seeds import derive, seed_torch
+from fedrpc.training.loop import train
+from fedrpc.training.losses import cross_entropy
 
 _BUILDING = threading.Lock()  # torch's global generator is set while a network is made
 
@@ -47,10 +48,12 @@ class Problem:
         cls = METHODS[config.method]
         if lacking := [name for name in ("init", "round", "model", "cost") if not cls.overrides(name)]:
             raise ConfigError(f"method '{config.method}' is not whole: {cls.__name__} lacks {', '.join(lacking)}")
-        self.method: Method[Any] = cls()
+        self.method: Method[Any, Any] = cls()
         self.params = params_of(config)
-        if config.privacy.dp_sgd and not (stance := stance_of(cls)).startswith("allowed"):
-            raise ConfigError(f"{config.method} and DP-SGD: {stance}; leave --dp-sgd out or choose another --method")
+        if config.privacy.dp_sgd and not (stance := cls.dp_sgd_stance()).is_allowed:
+            raise ConfigError(
+                f"{config.method} refuses DP-SGD: {stance.reason}; leave --dp-sgd out or choose another --method"
+            )
         # A model that does not fit the data says so now. `init` knows no method, phase or client.
         self._base_bytes = models.payload_bytes(models.tensors(self._network(self._configured)))
         self._template = self._network(lambda: self.method.network(self._configured))
@@ -76,7 +79,7 @@ class Problem:
         found = self._seeded(purpose, make)
         if not self.config.privacy.dp_sgd:
             return found
-        from fedrpc.privacy.dpsgd import network_for  # here, since Opacus is large and most runs do without
+        from fedrpc.training.dpsgd import network_for  # here, since Opacus is large and most runs do without
 
         # From maps that are laid out channels last Opacus takes wrong gradients of an example.
         return network_for(found, f"model '{self.config.model}'")

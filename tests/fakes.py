@@ -26,7 +26,9 @@ from fedrpc.client.answer import Answerer
 from fedrpc.client.store import ClientStore
 from fedrpc.client.transport import Task as Delivered
 from fedrpc.errors import Abstained
-from fedrpc.methods.base import METHODS, SETUP_ROUND, ClientId, Method
+from fedrpc.methods.method import METHODS, Method
+from fedrpc.methods.phases import ClientId
+from fedrpc.methods.runtime import SETUP_ROUND
 from fedrpc.metrics.evaluate import Evaluation, evaluate
 from fedrpc.models.base import Model
 from fedrpc.models.state import load
@@ -37,7 +39,7 @@ from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Question, Task
 from fedrpc.server.roster import Roster, Session
 from fedrpc.server.rounds import Desk, ServerRound, task_id
 from fedrpc.server.spool import Spool
-from fedrpc.server.summary import model_sha256, reported, shapes_of
+from fedrpc.server.summary import model_sha256, reported, reported_by, shapes_of
 from fedrpc.wire.codec import Payload
 from fedrpc.wire.frames import Assembler, chunk_frames, parse, stored_payload
 from fedrpc.wire.ledger import Attempt, Rows, frame_kind, merge, totals
@@ -75,7 +77,7 @@ def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
 
 
 @contextlib.contextmanager
-def registered(*methods: type[Method[Any]]) -> Iterator[None]:
+def registered(*methods: type[Method[Any, Any]]) -> Iterator[None]:
     """Files methods for a while, as a package of theirs would."""
     new = [cls for cls in methods if cls.name not in METHODS]
     try:
@@ -109,7 +111,7 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 12), nn.Tanh(), nn.Linear(12, 10))
 
 
-def problem_of(method: str | type[Method[Any]], *, build: Build | None = tiny, **values: Any) -> SmallProblem:
+def problem_of(method: str | type[Method[Any, Any]], *, build: Build | None = tiny, **values: Any) -> SmallProblem:
     """A small problem for a method, registered or not.
 
     Args:
@@ -264,7 +266,7 @@ class Played:
     def reported(self) -> dict[str, Any]:
         """The part of a summary that has the method's own figures."""
         records = [{"round": index} | json.loads(json.dumps(record)) for index, record in enumerate(self.records)]
-        return reported(self.problem.method.reported(self.problem.params), records)
+        return reported(reported_by(self.problem.method, self.problem.params), records)
 
     @property
     def state(self) -> Any:

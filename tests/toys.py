@@ -15,13 +15,14 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedrpc.aggregation.mean import WeightedMean
 from fedrpc.data.examples import Examples
 from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, ClientId, Cost, Env, Method, Phase, Round, Shapes, on
-from fedrpc.methods.blocks.mean import WeightedMean
-from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update, cross_entropy
+from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
+from fedrpc.methods.method import ClientContext, ClientId, Cost, Env, Method, Phase, Round, Shapes, on
 from fedrpc.models.split import split
 from fedrpc.models.state import load, load_optimizer, optimizer_tensors, tensors
+from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 
@@ -575,4 +576,4 @@ class ToyHead(FedAvg):
         return Headed(build())
 
 
-TOYS: list[type[Method[Any]]] = [ToyFlea, ToyDpms, ToyMpgan, ToyMeans, ToyLoyal, ToyHead]
+TOYS: list[type[Method[Any, Any]]] = [ToyFlea, ToyDpms, ToyMpgan, ToyMeans, ToyLoyal, ToyHead]

@@ -12,8 +12,8 @@ from fedrpc.client.context import AnswerContext
 from fedrpc.client.store import ClientStore, Kept, Transaction
 from fedrpc.client.transport import Task
 from fedrpc.errors import WireError
-from fedrpc.methods.base import Phase
 from fedrpc.methods.builtin import BUILTIN, Candidate, Judgement
+from fedrpc.methods.phases import Phase
 from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate
 from fedrpc.models.state import load
 from fedrpc.privacy.ledger import releases

@@ -19,11 +19,11 @@ from fedrpc.client.identity import Identity
 from fedrpc.client.store import ClientStore, Kept
 from fedrpc.client.transport import SessionLost, Task, Transport
 from fedrpc.config import told
-from fedrpc.credentials import ClientTls
 from fedrpc.device import choose
 from fedrpc.errors import Abstained, Cancelled, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.problem import Problem
 from fedrpc.process import give_back_memory
+from fedrpc.tls.credentials import ClientTls
 from fedrpc.wire.frames import SCHEMA_DIGEST, check_name
 from fedrpc.wire.ledger import SESSION, Rows, merge
 from fedrpc.wire.v1 import coordinator_pb2 as pb

@@ -11,14 +11,15 @@ import torch
 from torch import nn
 
 from fedrpc.config import PrivacyConfig
-from fedrpc.data.examples import Examples
+from fedrpc.data.examples import ClientData, Examples
 from fedrpc.errors import Abstained, Cancelled
-from fedrpc.methods.base import ClientData, Loss, Store, TrainReport
-from fedrpc.methods.blocks.train import learning_rate, train
+from fedrpc.methods.runtime import Store
 from fedrpc.privacy.accountant import merged, spent
 from fedrpc.privacy.mechanisms import Guarantee, History, Mechanism, Trainings
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive, torch_generator
+from fedrpc.training.loop import TrainReport, learning_rate, train
+from fedrpc.training.losses import Loss
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 T = TypeVar("T")
@@ -100,7 +101,7 @@ class AnswerContext:
     def _trainer(self) -> Callable[..., TrainReport]:
         if self._privacy.dp_sgd is None:
             return train
-        from fedrpc.privacy.dpsgd import DpSgd  # here, since Opacus is large and most runs do without
+        from fedrpc.training.dpsgd import DpSgd  # here, since Opacus is large and most runs do without
 
         number = self._trainings.count  # each with noise and draws of its own
         return DpSgd(

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from fedrpc.credentials import ClientTls, channel_credentials
 from fedrpc.errors import FedrpcError, Refused, Taken, Unavailable, WireError
+from fedrpc.tls.credentials import ClientTls, channel_credentials
 from fedrpc.wire.frames import SMALL_BYTES, Assembler, chunk_frames, parse, riding_chunks, stored_payload
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import SESSION, Attempt, Rows, frame_kind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -64,3 +65,13 @@ class Examples:
             return out
 
         return Examples(torch.cat([self.y, other.y]), fetch)
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's own data, normalised."""
+
+    train: Examples
+    test: Examples
+    num_classes: int
+    shape: tuple[int, ...]

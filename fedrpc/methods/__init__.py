@@ -1,14 +1,13 @@
-"""Federated methods, one file each; importing this package files all of them."""
+"""Federated methods, one file or package each; importing this package registers all of them."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 
-from fedrpc.methods.base import METHODS
+from fedrpc.methods.method import METHODS
 
-for _module in pkgutil.iter_modules(__path__):
-    if not _module.ispkg:
-        importlib.import_module(f"{__name__}.{_module.name}")
+for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)
 
 __all__ = ["METHODS"]

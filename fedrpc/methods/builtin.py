@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedrpc.methods.base import Phase
+from fedrpc.methods.phases import Phase
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import EVALUATE, SESSION, LedgerAnswer, LedgerQuestion
 from fedrpc.wire.message import Tensors, part

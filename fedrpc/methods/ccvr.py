@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from fedrpc.config import TrainConfig
 from fedrpc.data.examples import Examples
 from fedrpc.errors import ConfigError
-from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, Cost, Env, Phase, Round, Shapes, on, register
-from fedrpc.methods.blocks.train import train
-from fedrpc.methods.fedavg import FedAvg, Global, cross_entropy
+from fedrpc.methods.fedavg import FedAvg, Global
+from fedrpc.methods.method import ClientContext, Cost, Env, Params, Phase, Round, Shapes, on, refused, register
 from fedrpc.models import staged
 from fedrpc.models.state import load, tensors
+from fedrpc.training.loop import train
+from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 
@@ -133,25 +133,26 @@ class Pooled:
             yield c, (self.means[c] + self._spread.draw(self.spread(c), count, rng)).float()
 
 
+class CCVRParams(Params):
+    """Values of public code; the paper tunes the number of virtual features."""
+
+    diagonal: bool = Field(False, description="send variances, not covariances")
+    num_virtual: int = Field(2000, ge=1, description="virtual features of each class")
+    lr: float = Field(1e-3, gt=0, description="of the classifier's SGD")
+    epochs: int = Field(10, ge=0, description="over the virtual features")
+    batch_size: int = Field(64, ge=1)
+    max_moments: ByteSize = Field(ByteSize(256 << 20), gt=0, description="bytes of one client's moments at most")
+
+
 @register
-class CCVR(FedAvg):
+class CCVR(FedAvg[CCVRParams]):
     """FedAvg, and at its end a calibrated classifier."""
 
     name = "ccvr"
-    dp_sgd = "refused: means and covariances of the features of each class leave a client without noise"
+    dp_sgd = refused("means and covariances of the features of each class leave a client without noise")
     shares = "feature means and covariances by class"
 
-    class Params(base.Params):
-        """Values of public code; the paper tunes the number of virtual features."""
-
-        diagonal: bool = Field(False, description="send variances, not covariances")
-        num_virtual: int = Field(2000, ge=1, description="virtual features of each class")
-        lr: float = Field(1e-3, gt=0, description="of the classifier's SGD")
-        epochs: int = Field(10, ge=0, description="over the virtual features")
-        batch_size: int = Field(64, ge=1)
-        max_moments: ByteSize = Field(ByteSize(256 << 20), gt=0, description="bytes of one client's moments at most")
-
-    def check(self, env: Env) -> None:
+    def check(self, env: Env[CCVRParams]) -> None:
         """Refuses networks without features, and moments that are too large to send."""
         size = _size_bytes(env)
         if size > env.params.max_moments:
@@ -161,7 +162,7 @@ class CCVR(FedAvg):
                 "or choose a --model with fewer features"
             )
 
-    async def finalize(self, state: Global, rnd: Round) -> Global:
+    async def finalize(self, state: Global, rnd: Round[CCVRParams]) -> Global:
         """Pools the moments of everybody's features under the final model and trains the classifier on draws."""
         spread = _spread_of(rnd.env)
         pooled = Pooled(rnd.env.num_classes, spread)
@@ -171,7 +172,7 @@ class CCVR(FedAvg):
         rnd.record(described=int(pooled.counts.sum()))
         return Global(await rnd.compute(self._calibrated, state.weights, pooled, rnd))
 
-    def _calibrated(self, weights: Tensors, pooled: Pooled, rnd: Round) -> Tensors:
+    def _calibrated(self, weights: Tensors, pooled: Pooled, rnd: Round[CCVRParams]) -> Tensors:
         drawn = list(pooled.draw(rnd.params.num_virtual, rnd.rng("virtual")))
         if not drawn:
             return weights
@@ -188,7 +189,7 @@ class CCVR(FedAvg):
         return weights | {f"classifier.{name}": value for name, value in tensors(classifier).items()}
 
     @on(DESCRIBE)
-    def describe(self, ctx: ClientContext, msg: Global) -> Moments:
+    def describe(self, ctx: ClientContext[CCVRParams], msg: Global) -> Moments:
         """The moments of the client's features, in evaluation mode."""
         model = staged(ctx.model().eval(), self.name)
         load(model, msg.weights)
@@ -201,7 +202,7 @@ class CCVR(FedAvg):
         found = moments_of(torch.cat(features), ctx.data.train.y, ctx.env.num_classes, spread)
         return Moments(found.counts.int(), found.means.float(), found.spreads.float())
 
-    def cost(self, shapes: Shapes) -> Cost:
+    def cost(self, shapes: Shapes[CCVRParams]) -> Cost:
         """FedAvg's, and at the end the model down to every client and its moments up."""
         n = shapes.env.num_clients if shapes.cohorts else 0
         return (
@@ -212,11 +213,11 @@ class CCVR(FedAvg):
         )
 
 
-def _spread_of(env: Env) -> Spread:
+def _spread_of(env: Env[CCVRParams]) -> Spread:
     return Spread(staged(env.model(), "ccvr").classifier.in_features, env.params.diagonal)
 
 
-def _size_bytes(env: Env) -> int:
+def _size_bytes(env: Env[CCVRParams]) -> int:
     spread = _spread_of(env)
     return 4 * env.num_classes * (1 + spread.features + spread.width)
 

@@ -12,8 +12,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedrpc.methods.base import ClientContext, Cost, Env, Loss, Method, Phase, Round, Shapes, TrainReport, on, register
-from fedrpc.methods.blocks.mean import WeightedMean
+from fedrpc.aggregation.mean import WeightedMean
+from fedrpc.methods.method import (
+    ClientContext,
+    Cost,
+    Env,
+    Loss,
+    Method,
+    P,
+    Phase,
+    Round,
+    Shapes,
+    TrainReport,
+    allowed,
+    on,
+    register,
+)
 from fedrpc.models.state import load, tensors
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
@@ -82,17 +96,17 @@ class Average:
 
 
 @register
-class FedAvg(Method[Global]):
+class FedAvg(Method[Global, P]):
     """Both halves of FedAvg."""
 
     name = "fedavg"
-    dp_sgd = "allowed"
+    dp_sgd = allowed()
 
-    def init(self, env: Env) -> Global:
+    def init(self, env: Env[P]) -> Global:
         """The configured network's initial weights."""
         return Global(tensors(env.model()))
 
-    async def round(self, state: Global, rnd: Round) -> Global:
+    async def round(self, state: Global, rnd: Round[P]) -> Global:
         """Asks the cohort to train and averages what comes back."""
         average = Average(rnd)
         async for reply in rnd.ask(FIT, state):
@@ -100,18 +114,18 @@ class FedAvg(Method[Global]):
         return Global(average.weights) if average.losses else state
 
     @on(FIT)
-    def fit(self, ctx: ClientContext, msg: Global) -> Update:
+    def fit(self, ctx: ClientContext[P], msg: Global) -> Update:
         """Trains the received model on the client's own data."""
         model = ctx.model()
         load(model, msg.weights)
         report = ctx.train(model, self.objective(ctx, msg), on_grad=self.correction(ctx, msg))
         return update_of(ctx, model, report)
 
-    def objective(self, ctx: ClientContext, msg: Global) -> Loss:
+    def objective(self, ctx: ClientContext[P], msg: Global) -> Loss:
         """The loss of a batch; methods that change nothing else override this."""
         return cross_entropy
 
-    def correction(self, ctx: ClientContext, msg: Global) -> Callable[[nn.Module], None] | None:
+    def correction(self, ctx: ClientContext[P], msg: Global) -> Callable[[nn.Module], None] | None:
         """What is done to every gradient; for terms of weights alone, which DP-SGD need not touch."""
         return None
 
@@ -119,7 +133,7 @@ class FedAvg(Method[Global]):
         """The global model."""
         return state.weights
 
-    def cost(self, shapes: Shapes) -> Cost:
+    def cost(self, shapes: Shapes[P]) -> Cost:
         """The model both ways for each participation; up also the sample count and a loss for each epoch."""
         n = shapes.num_asked
         return (

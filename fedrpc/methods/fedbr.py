@@ -22,8 +22,6 @@ import torch.nn.functional as F
 from pydantic import ByteSize, Field
 from torch import Tensor, nn
 
-from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, Cost, Env, Phase, Round, Shapes, on, register
 from fedrpc.methods.blocks.mixup import one_hot, soft_cross_entropy
 from fedrpc.methods.blocks.pool import (
     POOL,
@@ -37,10 +35,12 @@ from fedrpc.methods.blocks.pool import (
     num_groups,
     view_of_means,
 )
-from fedrpc.methods.blocks.train import optimizer_of
 from fedrpc.methods.fedavg import FedAvg, Global, Update, update_of
+from fedrpc.methods.method import ClientContext, Cost, Env, Params, Phase, Round, Shapes, on, refused, register
+from fedrpc.methods.tools import PastClient, SharedItems, View
 from fedrpc.models import staged
 from fedrpc.models.state import load, tensors
+from fedrpc.training.loop import optimizer_of
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 
@@ -66,12 +66,12 @@ COLLECT = Phase("collect", Nothing, Pseudo)
 DISTRIBUTE = Phase("distribute", Pseudo, Nothing)
 
 
-def layout_of(env: Env) -> Layout:
+def layout_of(env: Env[FedBRParams]) -> Layout:
     """A mean input."""
     return Layout({"x": (torch.float32, env.shape)})
 
 
-def part_of(env: Env) -> int:
+def part_of(env: Env[FedBRParams]) -> int:
     """How many means one client sends at most: everybody's part together is what the server keeps, or a little more."""
     num_items: int = env.params.num_items
     return math.ceil(num_items / env.num_clients)
@@ -161,32 +161,33 @@ class Debiasing:
         return contrast(pseudo, received, own, self._params.tau1, self._params.tau2)
 
 
+class FedBRParams(Params):
+    """The values of the authors' code."""
+
+    mu: float = Field(0.5, ge=0, description="weight of the contrastive term")
+    lam: float = Field(1.0, ge=0, description="weight of the classifier's term on averaged data")
+    tau1: float = Field(2.0, gt=0, description="scale of the similarity to the received model")
+    tau2: float = Field(2.0, gt=0, description="scale of the similarity to own data")
+    gamma: float = Field(1.0, gt=0, description="weight of the projector's step")
+    mixture: bool = Field(True, description="average the averaged data once more, with own examples")
+    num_items: int = Field(32, ge=1, description="means in the pool")
+    mean_size: int = Field(10, ge=2, description="examples behind a mean")
+    max_pool: ByteSize = Field(ByteSize(512 << 20), gt=0, description="bytes of the largest pool, or '256MiB'")
+
+
 @register
-class FedBR(FedAvg):
+class FedBR(FedAvg[FedBRParams]):
     """FedAvg with a min-max objective around a small pool of averaged data."""
 
     name = "fedbr"
     shares = "averaged data without labels"
-    dp_sgd = "refused: the projector learns from private data without noise, and every example's gradient depends on it"
+    dp_sgd = refused("the projector learns from private data without noise, and every example's gradient depends on it")
 
-    class Params(base.Params):
-        """The values of the authors' code."""
-
-        mu: float = Field(0.5, ge=0, description="weight of the contrastive term")
-        lam: float = Field(1.0, ge=0, description="weight of the classifier's term on averaged data")
-        tau1: float = Field(2.0, gt=0, description="scale of the similarity to the received model")
-        tau2: float = Field(2.0, gt=0, description="scale of the similarity to own data")
-        gamma: float = Field(1.0, gt=0, description="weight of the projector's step")
-        mixture: bool = Field(True, description="average the averaged data once more, with own examples")
-        num_items: int = Field(32, ge=1, description="means in the pool")
-        mean_size: int = Field(10, ge=2, description="examples behind a mean")
-        max_pool: ByteSize = Field(ByteSize(512 << 20), gt=0, description="bytes of the largest pool, or '256MiB'")
-
-    def check(self, env: Env) -> None:
+    def check(self, env: Env[FedBRParams]) -> None:
         """Refuses networks without features."""
         staged(env.model(), self.name)
 
-    async def setup(self, state: Global, rnd: Round) -> Global:
+    async def setup(self, state: Global, rnd: Round[FedBRParams]) -> Global:
         """Collects means, keeps some of them and gives these to everybody."""
         if _is_fedavg(rnd.params):
             return state
@@ -201,18 +202,18 @@ class FedBR(FedAvg):
         return state
 
     @on(COLLECT)
-    def give(self, ctx: ClientContext, msg: Nothing) -> Pseudo:
+    def give(self, ctx: ClientContext[FedBRParams], msg: Nothing) -> Pseudo:
         """Means of random groups."""
         groups = grouped(ctx.data.train, ctx.params.mean_size, ctx.rng("share"), part_of(ctx.env))
         return Pseudo(mean_inputs(ctx.data.train, groups, ctx.env.shape))
 
     @on(DISTRIBUTE)
-    def keep(self, ctx: ClientContext, msg: Pseudo) -> Nothing:
+    def keep(self, ctx: ClientContext[FedBRParams], msg: Pseudo) -> Nothing:
         """Keeps the pool."""
         ctx.store.put(POOL, msg)
         return Nothing()
 
-    def fit(self, ctx: ClientContext, msg: Global) -> Update:
+    def fit(self, ctx: ClientContext[FedBRParams], msg: Global) -> Update:
         """Trains model and projector, and keeps the projector; without a pool, plain FedAvg."""
         pool = ctx.store.get(POOL, Pseudo)
         if _is_fedavg(ctx.params) or pool is None or not len(pool.x):
@@ -234,23 +235,23 @@ class FedBR(FedAvg):
         ctx.store.put(_PROJECTOR, Kept(tensors(projector)))
         return update_of(ctx, model, report)
 
-    def _projector(self, ctx: ClientContext, features: int) -> nn.Module:
+    def _projector(self, ctx: ClientContext[FedBRParams], features: int) -> nn.Module:
         projector = ctx.env.build("fedbr-projector", lambda: projector_for(features)).to(ctx.device)
         kept = ctx.store.get(_PROJECTOR, Kept)
         if kept is not None:
             load(projector, kept.weights)
         return projector
 
-    def shared(self, state: Global, clients: Sequence[base.PastClient]) -> base.SharedItems | None:
+    def shared(self, state: Global, clients: Sequence[PastClient]) -> SharedItems | None:
         """The pool, as any client keeps it; what the server did not keep is nowhere."""
         pools = found_again(clients, Pseudo)
-        return base.SharedItems(pools[0].x) if pools else None
+        return SharedItems(pools[0].x) if pools else None
 
-    def view(self, env: Env, weights: Tensors, device: torch.device) -> base.View:
+    def view(self, env: Env[FedBRParams], weights: Tensors, device: torch.device) -> View:
         """Means of groups; there is nothing of a model in them."""
         return view_of_means(env.params.mean_size, part_of(env))
 
-    def cost(self, shapes: Shapes) -> Cost:
+    def cost(self, shapes: Shapes[FedBRParams]) -> Cost:
         """FedAvg's, and once some means up from every client and the pool down to every client."""
         env, cost = shapes.env, super().cost(shapes)
         if _is_fedavg(env.params):

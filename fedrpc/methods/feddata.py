@@ -21,10 +21,10 @@ from pydantic import ByteSize, Field
 from torch import Tensor
 
 from fedrpc.data.examples import Examples
-from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, Cost, Env, Phase, Round, Shapes, on, register
 from fedrpc.methods.blocks.pool import POOL, Layout, Nothing, check_labels, collect, found_again, hand_out, share
 from fedrpc.methods.fedavg import FedAvg, Global, Update, update_of
+from fedrpc.methods.method import ClientContext, Cost, Env, Params, Phase, Round, Shapes, on, refused, register
+from fedrpc.methods.tools import PastClient, SharedItems, View
 from fedrpc.models.state import load
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
@@ -46,7 +46,7 @@ COLLECT = Phase("collect", Nothing, Samples)
 DISTRIBUTE = Phase("distribute", Samples, Nothing)
 
 
-def layout_of(env: Env) -> Layout:
+def layout_of(env: Env[FedDataParams]) -> Layout:
     """An input, its label and perhaps its bounds."""
     label = (torch.int64, ())
     if env.params.transport == "uint8":
@@ -93,22 +93,23 @@ def _check(items: Samples, num_classes: int) -> None:
         raise ValueError("an input's least value can not be above its largest")
 
 
+class FedDataParams(Params):
+    """FLea's value."""
+
+    alpha: float = Field(0.1, ge=0, le=1, description="share of a client's examples that it gives to the pool")
+    transport: Literal["float32", "uint8"] = Field("float32", description="dtype of inputs on the wire")
+    max_pool: ByteSize = Field(ByteSize(512 << 20), gt=0, description="bytes of the largest pool, or '256MiB'")
+
+
 @register
-class FedData(FedAvg):
+class FedData(FedAvg[FedDataParams]):
     """FedAvg on each client's own data and a pool of everybody's."""
 
     name = "feddata"
     shares = "raw data"
-    dp_sgd = "refused: raw data leaves the clients, and each trains on records that are not its own to account for"
+    dp_sgd = refused("raw data leaves the clients, and each trains on records that are not its own to account for")
 
-    class Params(base.Params):
-        """FLea's value."""
-
-        alpha: float = Field(0.1, ge=0, le=1, description="share of a client's examples that it gives to the pool")
-        transport: Literal["float32", "uint8"] = Field("float32", description="dtype of inputs on the wire")
-        max_pool: ByteSize = Field(ByteSize(512 << 20), gt=0, description="bytes of the largest pool, or '256MiB'")
-
-    async def setup(self, state: Global, rnd: Round) -> Global:
+    async def setup(self, state: Global, rnd: Round[FedDataParams]) -> Global:
         """Collects everybody's part and gives all of it to everybody."""
         if rnd.params.alpha:
             check = partial(_check, num_classes=rnd.env.num_classes)
@@ -117,7 +118,7 @@ class FedData(FedAvg):
         return state
 
     @on(COLLECT)
-    def give(self, ctx: ClientContext, msg: Nothing) -> Samples:
+    def give(self, ctx: ClientContext[FedDataParams], msg: Nothing) -> Samples:
         """A random part of the client's examples, with labels."""
         data = ctx.data.train
         x, y = data.batch(_drawn(len(data), ctx.params.alpha, ctx.rng("share")))
@@ -126,14 +127,14 @@ class FedData(FedAvg):
         return own
 
     @on(DISTRIBUTE)
-    def keep(self, ctx: ClientContext, msg: Samples) -> Nothing:
+    def keep(self, ctx: ClientContext[FedDataParams], msg: Samples) -> Nothing:
         """Keeps what is other clients'."""
         own = ctx.store.get(_SENT, Samples)
         ctx.store.put(POOL, msg if own is None else without(msg, own))
         ctx.store.delete(_SENT)
         return Nothing()
 
-    def fit(self, ctx: ClientContext, msg: Global) -> Update:
+    def fit(self, ctx: ClientContext[FedDataParams], msg: Global) -> Update:
         """Trains on own and pooled data; the model counts by the client's own examples alone."""
         data, pool = ctx.data.train, ctx.store.get(POOL, Samples)
         if pool is not None:
@@ -143,18 +144,18 @@ class FedData(FedAvg):
         report = ctx.train(model, self.objective(ctx, msg), data=data)
         return update_of(ctx, model, replace(report, num_examples=len(ctx.data.train)))
 
-    def shared(self, state: Global, clients: Sequence[base.PastClient]) -> base.SharedItems | None:
+    def shared(self, state: Global, clients: Sequence[PastClient]) -> SharedItems | None:
         """The pool, unpacked. Every client left its own items out of what it kept, so another one's has these."""
         pools = found_again(clients, Samples, at_most=2)
         if not pools:
             return None
         if len(pools) > 1:
             pools[1] = without(pools[1], pools[0])
-        return base.SharedItems(
+        return SharedItems(
             torch.cat([unpacked(pool.x, pool.bounds) for pool in pools]), torch.cat([pool.y for pool in pools])
         )
 
-    def view(self, env: Env, weights: Tensors, device: torch.device) -> base.View:
+    def view(self, env: Env[FedDataParams], weights: Tensors, device: torch.device) -> View:
         """Inputs as they are, or as bytes leave them."""
 
         def show(groups: Tensor) -> Tensor:
@@ -164,12 +165,12 @@ class FedData(FedAvg):
             sent = packed(x, torch.zeros(len(x)))
             return unpacked(sent.x, sent.bounds)
 
-        def sources(client: base.PastClient) -> np.ndarray:
+        def sources(client: PastClient) -> np.ndarray:
             return _drawn(len(client.data.train), env.params.alpha, client.setup_rng("share"))[:, None]
 
-        return base.View(show, sources)
+        return View(show, sources)
 
-    def cost(self, shapes: Shapes) -> Cost:
+    def cost(self, shapes: Shapes[FedDataParams]) -> Cost:
         """FedAvg's, and once every client's part up and all parts down to every client."""
         env = shapes.env
         pool_bytes = layout_of(env).size_bytes * sum(share(env.params.alpha, n) for n in shapes.num_examples)

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, Loss, register
-from fedrpc.methods.fedavg import FedAvg, Global, cross_entropy
+from fedrpc.methods.fedavg import FedAvg, Global
+from fedrpc.methods.method import ClientContext, Loss, Params, refused, register
 from fedrpc.models import staged
+from fedrpc.training.losses import cross_entropy
 
 _EPS = 1e-8  # a constant feature has no variance to divide by
 
@@ -32,19 +32,20 @@ def decorrelation(features: Tensor) -> Tensor:
     return (total - diagonal) / (d * (d - 1)) / n
 
 
+class FedDecorrParams(Params):
+    """The paper's value."""
+
+    beta: float = Field(0.1, ge=0)
+
+
 @register
-class FedDecorr(FedAvg):
+class FedDecorr(FedAvg[FedDecorrParams]):
     """FedAvg with decorrelated features."""
 
     name = "feddecorr"
-    dp_sgd = "refused: the penalty couples the examples of a batch, so there is no gradient of one example"
+    dp_sgd = refused("the penalty couples the examples of a batch, so there is no gradient of one example")
 
-    class Params(base.Params):
-        """The paper's value."""
-
-        beta: float = Field(0.1, ge=0)
-
-    def objective(self, ctx: ClientContext, msg: Global) -> Loss:
+    def objective(self, ctx: ClientContext[FedDecorrParams], msg: Global) -> Loss:
         """Cross-entropy plus the penalty on the penultimate features."""
         beta: float = ctx.params.beta
         if beta == 0:

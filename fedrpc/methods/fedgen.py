@@ -19,12 +19,25 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, Cost, Env, Loss, Method, Phase, Round, Shapes, on, register
 from fedrpc.methods.blocks.generation import conditioned, diversity, train_generator
-from fedrpc.methods.fedavg import Average, FedAvg, Global, Update, check_update, cross_entropy, update_of
+from fedrpc.methods.fedavg import Average, FedAvg, Global, Update, check_update, update_of
+from fedrpc.methods.method import (
+    ClientContext,
+    Cost,
+    Env,
+    Loss,
+    Method,
+    Params,
+    Phase,
+    Round,
+    Shapes,
+    on,
+    refused,
+    register,
+)
 from fedrpc.models import staged
 from fedrpc.models.state import load, payload_bytes, tensors
+from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 
@@ -139,38 +152,39 @@ class Teachers:
         return (self._say[y] * loss).sum(dim=1).mean()
 
 
+class FedGenParams(Params):
+    """The values of the authors' code."""
+
+    alpha: float = Field(10.0, ge=0, description="weight of generated features in a client's loss")
+    beta: float = Field(10.0, ge=0, description="weight of the client's distillation from generated features")
+    decay: float = Field(0.98, gt=0, le=1, description="of alpha, beta and lr, each round")
+    gen_ratio: float = Field(1.0, gt=0, description="generated features for each example of a batch")
+    eta: float = Field(1.0, ge=0, description="weight of diversity in the generator's loss")
+    lr: float = Field(1e-4, gt=0, description="of the generator's Adam")
+    steps: int = Field(50, ge=0, description="of the generator in each round")
+    batch_size: int = Field(32, ge=2, description="of the generator's training")
+    noise_dim: int = Field(32, ge=1)
+    hidden: int = Field(256, ge=1)
+    noise: Literal["uniform", "normal"] = "uniform"
+
+
 @register
-class FedGen(Method[State]):
+class FedGen(Method[State, FedGenParams]):
     """FedAvg with a generator of features that travels with the model."""
 
     name = "fedgen"
     shares = "label counts"
-    dp_sgd = "refused: generated features are classified beside private ones, and have no example's gradient to be in"
+    dp_sgd = refused("generated features are classified beside private ones, and have no example's gradient to be in")
 
-    class Params(base.Params):
-        """The values of the authors' code."""
-
-        alpha: float = Field(10.0, ge=0, description="weight of generated features in a client's loss")
-        beta: float = Field(10.0, ge=0, description="weight of the client's distillation from generated features")
-        decay: float = Field(0.98, gt=0, le=1, description="of alpha, beta and lr, each round")
-        gen_ratio: float = Field(1.0, gt=0, description="generated features for each example of a batch")
-        eta: float = Field(1.0, ge=0, description="weight of diversity in the generator's loss")
-        lr: float = Field(1e-4, gt=0, description="of the generator's Adam")
-        steps: int = Field(50, ge=0, description="of the generator in each round")
-        batch_size: int = Field(32, ge=2, description="of the generator's training")
-        noise_dim: int = Field(32, ge=1)
-        hidden: int = Field(256, ge=1)
-        noise: Literal["uniform", "normal"] = "uniform"
-
-    def check(self, env: Env) -> None:
+    def check(self, env: Env[FedGenParams]) -> None:
         """Refuses networks without features."""
         staged(env.model(), self.name)
 
-    def init(self, env: Env) -> State:
+    def init(self, env: Env[FedGenParams]) -> State:
         """Both networks' initial weights."""
         return State(tensors(env.model()), tensors(_generator(env)), {})
 
-    async def round(self, state: State, rnd: Round) -> State:
+    async def round(self, state: State, rnd: Round[FedGenParams]) -> State:
         """Has the cohort train, averages its models, and teaches the generator with its classifiers."""
         average = Average(rnd)
         heads: list[tuple[Tensor, Tensor]] = []
@@ -186,7 +200,7 @@ class FedGen(Method[State]):
         rnd.record(generator_loss=loss)
         return State(weights, generator, moments)
 
-    def _teach(self, state: State, teachers: Teachers, rnd: Round) -> tuple[Tensors, Tensors, float]:
+    def _teach(self, state: State, teachers: Teachers, rnd: Round[FedGenParams]) -> tuple[Tensors, Tensors, float]:
         params, generator = rnd.params, _generator(rnd.env).to(rnd.device)
         load(generator, state.generator)
         source = Source(generator, params, rnd.rng("synthesis"))
@@ -205,7 +219,7 @@ class FedGen(Method[State]):
         return train_generator(generator, state.moments, loss, lr=lr, steps=params.steps)
 
     @on(FIT)
-    def fit(self, ctx: ClientContext, msg: Guide) -> Counted:
+    def fit(self, ctx: ClientContext[FedGenParams], msg: Guide) -> Counted:
         """Trains the received model on own data, guided by the received generator."""
         model = ctx.model()
         load(model, msg.weights)
@@ -213,7 +227,7 @@ class FedGen(Method[State]):
         counts = torch.bincount(ctx.data.train.y, minlength=ctx.env.num_classes).int()
         return Counted(**vars(update_of(ctx, model, report)), label_counts=counts)
 
-    def objective(self, ctx: ClientContext, msg: Guide) -> Loss:
+    def objective(self, ctx: ClientContext[FedGenParams], msg: Guide) -> Loss:
         """Cross-entropy on own data and on generated features, and agreement between the two."""
         params, fade = ctx.params, ctx.params.decay**ctx.round
         alpha, beta = params.alpha * fade, params.beta * fade
@@ -240,7 +254,7 @@ class FedGen(Method[State]):
         """The global model."""
         return state.weights
 
-    def cost(self, shapes: Shapes) -> Cost:
+    def cost(self, shapes: Shapes[FedGenParams]) -> Cost:
         """FedAvg's, with the generator down and 4 bytes a label up for each participation."""
         n, env = shapes.num_asked, shapes.env
         return (
@@ -258,7 +272,7 @@ def _head(weights: Tensors) -> tuple[Tensor, Tensor]:
     return weight, weight.new_zeros(len(weight)) if bias is None else bias.clone()
 
 
-def _generator(env: Env) -> Generator:
+def _generator(env: Env[FedGenParams]) -> Generator:
     features = staged(env.model(), "fedgen").classifier.in_features
     made = env.build(
         "fedgen-generator", lambda: Generator(env.params.noise_dim, env.num_classes, env.params.hidden, features)

@@ -25,11 +25,24 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, Cost, Env, Loss, Method, Phase, Round, Shapes, on, register
 from fedrpc.methods.blocks.generation import conditioned, diversity, train_generator
-from fedrpc.methods.fedavg import Average, FedAvg, Global, Update, check_update, cross_entropy, update_of
+from fedrpc.methods.fedavg import Average, FedAvg, Global, Update, check_update, update_of
+from fedrpc.methods.method import (
+    ClientContext,
+    Cost,
+    Env,
+    Loss,
+    Method,
+    Params,
+    Phase,
+    Round,
+    Shapes,
+    on,
+    refused,
+    register,
+)
 from fedrpc.models.state import load, payload_bytes, tensors
+from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 
@@ -131,35 +144,36 @@ class Source:
         return made, y
 
 
+class FedGenImgParams(Params):
+    """FLea's start; the rest is ours."""
+
+    start: int = Field(30, ge=0, description="rounds of plain FedAvg")
+    fakes: float = Field(0.5, ge=0, le=1, description="made inputs for each example of a batch")
+    bn: float = Field(1.0, ge=0, description="weight of BatchNorm's statistics in the generator's loss")
+    eta: float = Field(1.0, ge=0, description="weight of diversity in the generator's loss")
+    lr: float = Field(1e-3, gt=0, description="of the generator's Adam")
+    steps: int = Field(50, ge=1, description="of the generator in each round")
+    batch_size: int = Field(32, ge=2, description="of the generator's training")
+    noise_dim: int = Field(64, ge=1)
+
+
 @register
-class FedGenImg(Method[State]):
+class FedGenImg(Method[State, FedGenImgParams]):
     """FedAvg, and later a generator of inputs that travels with the model."""
 
     name = "fedgen-img"
-    dp_sgd = "refused: made inputs join a batch by its size, so one record moves more than its own gradient"
+    dp_sgd = refused("made inputs join a batch by its size, so one record moves more than its own gradient")
 
-    class Params(base.Params):
-        """FLea's start; the rest is ours."""
-
-        start: int = Field(30, ge=0, description="rounds of plain FedAvg")
-        fakes: float = Field(0.5, ge=0, le=1, description="made inputs for each example of a batch")
-        bn: float = Field(1.0, ge=0, description="weight of BatchNorm's statistics in the generator's loss")
-        eta: float = Field(1.0, ge=0, description="weight of diversity in the generator's loss")
-        lr: float = Field(1e-3, gt=0, description="of the generator's Adam")
-        steps: int = Field(50, ge=1, description="of the generator in each round")
-        batch_size: int = Field(32, ge=2, description="of the generator's training")
-        noise_dim: int = Field(64, ge=1)
-
-    def check(self, env: Env) -> None:
+    def check(self, env: Env[FedGenImgParams]) -> None:
         """Refuses inputs that are neither images nor signals."""
         if len(env.shape) > 3:
             raise ConfigError(f"fedgen-img makes images and signals, but the data has samples of shape {env.shape}")
 
-    def init(self, env: Env) -> State:
+    def init(self, env: Env[FedGenImgParams]) -> State:
         """The configured network's initial weights and no generator."""
         return State(tensors(env.model()))
 
-    async def round(self, state: State, rnd: Round) -> State:
+    async def round(self, state: State, rnd: Round[FedGenImgParams]) -> State:
         """Trains the generator once its time has come, then plays FedAvg."""
         generator, moments, record = None, None, {}
         if _generates(rnd.params, rnd.index):
@@ -170,7 +184,7 @@ class FedGenImg(Method[State]):
         rnd.record(**record)
         return State(average.weights, generator, moments) if average.losses else state
 
-    def _teach(self, state: State, rnd: Round) -> tuple[Tensors, Tensors, float]:
+    def _teach(self, state: State, rnd: Round[FedGenImgParams]) -> tuple[Tensors, Tensors, float]:
         params, generator, model = rnd.params, _generator(rnd.env).to(rnd.device), rnd.model()
         load(model, state.weights)
         if state.generator is not None:
@@ -187,14 +201,14 @@ class FedGenImg(Method[State]):
         return train_generator(generator, state.moments or {}, loss, lr=params.lr, steps=params.steps)
 
     @on(FIT)
-    def fit(self, ctx: ClientContext, msg: Guide) -> Update:
+    def fit(self, ctx: ClientContext[FedGenImgParams], msg: Guide) -> Update:
         """Trains the received model on own data and on what the received generator makes."""
         model = ctx.model()
         load(model, msg.weights)
         report = ctx.train(model, self.objective(ctx, msg))
         return update_of(ctx, model, report)
 
-    def objective(self, ctx: ClientContext, msg: Guide) -> Loss:
+    def objective(self, ctx: ClientContext[FedGenImgParams], msg: Guide) -> Loss:
         """Cross-entropy on the batch with made inputs in it."""
         if msg.generator is None:
             return cross_entropy
@@ -213,7 +227,7 @@ class FedGenImg(Method[State]):
         """The global model."""
         return state.weights
 
-    def cost(self, shapes: Shapes) -> Cost:
+    def cost(self, shapes: Shapes[FedGenImgParams]) -> Cost:
         """FedAvg's, with the generator down for each participation from the start on."""
         env = shapes.env
         asked = sum(len(cohort) for t, cohort in enumerate(shapes.cohorts) if _generates(env.params, t))
@@ -224,5 +238,5 @@ def _generates(params: Any, round_index: int) -> bool:
     return bool(params.fakes) and round_index >= params.start
 
 
-def _generator(env: Env) -> nn.Module:
+def _generator(env: Env[FedGenImgParams]) -> nn.Module:
     return env.build("fedgen-img-generator", lambda: Generator(env.params.noise_dim, env.num_classes, env.shape))

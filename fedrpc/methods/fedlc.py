@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, Loss, register
-from fedrpc.methods.fedavg import FedAvg, Global, cross_entropy
+from fedrpc.methods.fedavg import FedAvg, Global
+from fedrpc.methods.method import ClientContext, Loss, Params, refused, register
+from fedrpc.training.losses import cross_entropy
 
 
 def margins(counts: Tensor, tau: float) -> Tensor:
@@ -22,19 +22,20 @@ def margins(counts: Tensor, tau: float) -> Tensor:
     return torch.where(counts > 0, tau * counts.double().clamp(min=1) ** -0.25, math.inf).float()
 
 
+class FedLCParams(Params):
+    """FLea's grid is 0.1 to 1, its script has 1."""
+
+    tau: float = Field(1.0, ge=0)
+
+
 @register
-class FedLC(FedAvg):
+class FedLC(FedAvg[FedLCParams]):
     """FedAvg with calibrated logits."""
 
     name = "fedlc"
-    dp_sgd = "refused: margins come from a client's class counts, so that one record moves every example's gradient"
+    dp_sgd = refused("margins come from a client's class counts, so that one record moves every example's gradient")
 
-    class Params(base.Params):
-        """FLea's grid is 0.1 to 1, its script has 1."""
-
-        tau: float = Field(1.0, ge=0)
-
-    def objective(self, ctx: ClientContext, msg: Global) -> Loss:
+    def objective(self, ctx: ClientContext[FedLCParams], msg: Global) -> Loss:
         """Cross-entropy on calibrated logits; margins are for training only."""
         if ctx.params.tau == 0:
             return cross_entropy

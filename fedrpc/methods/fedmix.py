@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,8 +20,6 @@ import torch.nn.functional as F
 from pydantic import ByteSize, Field
 from torch import Tensor, nn
 
-from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, Cost, Env, Loss, Phase, Round, Shapes, on, register
 from fedrpc.methods.blocks.pool import (
     POOL,
     Layout,
@@ -36,7 +34,10 @@ from fedrpc.methods.blocks.pool import (
     num_groups,
     view_of_means,
 )
-from fedrpc.methods.fedavg import FedAvg, Global, cross_entropy
+from fedrpc.methods.fedavg import FedAvg, Global
+from fedrpc.methods.method import ClientContext, Cost, Env, Loss, Params, Phase, Round, Shapes, on, refused, register
+from fedrpc.methods.tools import PastClient, SharedItems, View
+from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 
@@ -85,26 +86,30 @@ def taylor_mixup(
     return (1 - lam) * loss + lam * criterion(outputs, mean[1]) + lam * (1 - lam) * (slope * mean[0]).sum()
 
 
-@register
-class FedMix(FedAvg):
+class MixParams(Params):
+    """What both methods that mix means in have."""
+
+    mean_size: int = Field(10, ge=2, description="examples behind a mean")
+    max_pool: ByteSize = Field(ByteSize(512 << 20), gt=0, description="bytes of the largest pool, or '256MiB'")
+
+
+X = TypeVar("X", bound=MixParams)
+
+
+class MixesMeans(FedAvg[X]):
     """FedAvg with a pool of means, which the local objective mixes in."""
 
-    name = "fedmix"
     shares = "averaged data with label distributions"
-    dp_sgd = "refused: the loss has a gradient in it, and a second backward pass has no gradient of one example"
 
-    class Params(base.Params):
-        """Values of FedDPMS and FLea."""
-
-        lam: float = Field(0.05, ge=0, lt=1, description="weight of the averaged data")
-        mean_size: int = Field(10, ge=2, description="examples behind a mean")
-        max_pool: ByteSize = Field(ByteSize(512 << 20), gt=0, description="bytes of the largest pool, or '256MiB'")
-
-    def mixes(self, params: Any) -> bool:
+    def mixes(self, params: X) -> bool:
         """Whether the pool is of any use; nothing is exchanged that is not."""
-        return bool(params.lam)
+        raise NotImplementedError
 
-    async def setup(self, state: Global, rnd: Round) -> Global:
+    def mixed(self, ctx: ClientContext[X], pool: Means) -> Loss:
+        """The loss of a batch."""
+        raise NotImplementedError
+
+    async def setup(self, state: Global, rnd: Round[X]) -> Global:
         """Collects everybody's means and gives all of them to everybody."""
         if self.mixes(rnd.params):
             pool = await collect(rnd, COLLECT, layout_of(rnd.env), lambda items: check_distributions(items.y))
@@ -112,42 +117,33 @@ class FedMix(FedAvg):
         return state
 
     @on(COLLECT)
-    def give(self, ctx: ClientContext, msg: Nothing) -> Means:
+    def give(self, ctx: ClientContext[X], msg: Nothing) -> Means:
         """Means of random groups."""
         data = ctx.data.train
         groups = grouped(data, ctx.params.mean_size, ctx.rng("share"))
         return Means(mean_inputs(data, groups, ctx.env.shape), mean_labels(data, groups, ctx.env.num_classes))
 
     @on(DISTRIBUTE)
-    def keep(self, ctx: ClientContext, msg: Means) -> Nothing:
+    def keep(self, ctx: ClientContext[X], msg: Means) -> Nothing:
         """Keeps the pool."""
         ctx.store.put(POOL, msg)
         return Nothing()
 
-    def objective(self, ctx: ClientContext, msg: Global) -> Loss:
+    def objective(self, ctx: ClientContext[X], msg: Global) -> Loss:
         """The method's loss, or plain cross-entropy where there is nothing to mix with."""
         pool = ctx.store.get(POOL, Means)
         return cross_entropy if pool is None or not len(pool.x) else self.mixed(ctx, pool)
 
-    def mixed(self, ctx: ClientContext, pool: Means) -> Loss:
-        """The loss of a batch."""
-        lam, rng = ctx.params.lam, ctx.rng("mixup")
-
-        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            return taylor_mixup(model, (x, y), pool.draw(rng, len(x), x.device), lam)
-
-        return loss
-
-    def shared(self, state: Global, clients: Sequence[base.PastClient]) -> base.SharedItems | None:
+    def shared(self, state: Global, clients: Sequence[PastClient]) -> SharedItems | None:
         """The pool, as any client keeps it."""
         pools = found_again(clients, Means)
-        return base.SharedItems(pools[0].x, pools[0].y) if pools else None
+        return SharedItems(pools[0].x, pools[0].y) if pools else None
 
-    def view(self, env: Env, weights: Tensors, device: torch.device) -> base.View:
+    def view(self, env: Env[X], weights: Tensors, device: torch.device) -> View:
         """Means of groups; there is nothing of a model in them."""
         return view_of_means(env.params.mean_size)
 
-    def cost(self, shapes: Shapes) -> Cost:
+    def cost(self, shapes: Shapes[X]) -> Cost:
         """FedAvg's, and once every client's means up and all means down to every client."""
         params, cost = shapes.env.params, super().cost(shapes)
         if not self.mixes(params):
@@ -157,3 +153,30 @@ class FedMix(FedAvg):
         return cost.add("up", Kind.MEAN_SAMPLES, pool_bytes).add(
             "down", Kind.MEAN_SAMPLES, pool_bytes * shapes.env.num_clients
         )
+
+
+class FedMixParams(MixParams):
+    """Values of FedDPMS and FLea."""
+
+    lam: float = Field(0.05, ge=0, lt=1, description="weight of the averaged data")
+
+
+@register
+class FedMix(MixesMeans[FedMixParams]):
+    """FedAvg with mix-up to first order."""
+
+    name = "fedmix"
+    dp_sgd = refused("the loss has a gradient in it, and a second backward pass has no gradient of one example")
+
+    def mixes(self, params: FedMixParams) -> bool:
+        """Whether the averaged data has any weight."""
+        return bool(params.lam)
+
+    def mixed(self, ctx: ClientContext[FedMixParams], pool: Means) -> Loss:
+        """The loss of a batch."""
+        lam, rng = ctx.params.lam, ctx.rng("mixup")
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            return taylor_mixup(model, (x, y), pool.draw(rng, len(x), x.device), lam)
+
+        return loss

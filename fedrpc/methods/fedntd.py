@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, Loss, register
-from fedrpc.methods.fedavg import FedAvg, Global, cross_entropy
+from fedrpc.methods.fedavg import FedAvg, Global
+from fedrpc.methods.method import ClientContext, Loss, Params, allowed, register
 from fedrpc.models.state import load
+from fedrpc.training.losses import cross_entropy
 
 
 def not_true(logits: Tensor, y: Tensor) -> Tensor:
@@ -29,20 +29,21 @@ def not_true_distillation(student: Tensor, teacher: Tensor, y: Tensor, tau: floa
     return tau**2 * F.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True)
 
 
+class FedNTDParams(Params):
+    """The values of the authors' configuration."""
+
+    beta: float = Field(1.0, ge=0)
+    tau: float = Field(1.0, gt=0)
+
+
 @register
-class FedNTD(FedAvg):
+class FedNTD(FedAvg[FedNTDParams]):
     """FedAvg with not-true distillation."""
 
     name = "fedntd"
-    dp_sgd = "allowed"
+    dp_sgd = allowed()
 
-    class Params(base.Params):
-        """The values of the authors' configuration."""
-
-        beta: float = Field(1.0, ge=0)
-        tau: float = Field(1.0, gt=0)
-
-    def objective(self, ctx: ClientContext, msg: Global) -> Loss:
+    def objective(self, ctx: ClientContext[FedNTDParams], msg: Global) -> Loss:
         """Cross-entropy plus distillation from the received model, frozen and in evaluation mode."""
         beta: float = ctx.params.beta
         tau: float = ctx.params.tau

@@ -12,9 +12,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, register
 from fedrpc.methods.fedavg import FedAvg, Global
+from fedrpc.methods.method import ClientContext, Params, allowed, register
 from fedrpc.wire.message import Tensors
 
 
@@ -26,19 +25,20 @@ def pull(model: nn.Module, anchor: Tensors, mu: float) -> None:
                 parameter.grad.add_(parameter - anchor[name], alpha=mu)
 
 
+class FedProxParams(Params):
+    """Card values: FedDPMS uses 0.001; FLea's grid is 0.1, 0.01, 0.001."""
+
+    mu: float = Field(0.01, ge=0)
+
+
 @register
-class FedProx(FedAvg):
+class FedProx(FedAvg[FedProxParams]):
     """FedAvg with a proximal term."""
 
     name = "fedprox"
-    dp_sgd = "allowed"
+    dp_sgd = allowed()
 
-    class Params(base.Params):
-        """Card values: FedDPMS uses 0.001; FLea's grid is 0.1, 0.01, 0.001."""
-
-        mu: float = Field(0.01, ge=0)
-
-    def correction(self, ctx: ClientContext, msg: Global) -> Callable[[nn.Module], None] | None:
+    def correction(self, ctx: ClientContext[FedProxParams], msg: Global) -> Callable[[nn.Module], None] | None:
         """The gradient of the proximal term; it depends on no data, so that DP-SGD has nothing to cut or to charge."""
         mu: float = ctx.params.mu
         if mu == 0:

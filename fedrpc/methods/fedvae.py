@@ -14,36 +14,36 @@ from collections.abc import Callable
 from pydantic import Field
 from torch import nn
 
-from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, Env, Loss, register
 from fedrpc.methods.blocks.vae import Pixels, VaeLoss
 from fedrpc.methods.fedavg import FedAvg, Global
+from fedrpc.methods.method import ClientContext, Env, Loss, Params, allowed, register
 from fedrpc.models.dpms import Vae, latent_model
 
 
+class FedVaeParams(Params):
+    """The paper's value."""
+
+    lam: float = Field(0.05, ge=0, description="weight of divergence and reconstruction")
+
+
 @register
-class FedVae(FedAvg):
+class FedVae(FedAvg[FedVaeParams]):
     """FedAvg on a variational auto-encoder.
 
     DP-SGD is allowed: every term of the loss is a mean over examples, and the latent noise depends on no data.
     """
 
     name = "fedvae"
-    dp_sgd = "allowed"
-
-    class Params(base.Params):
-        """The paper's value."""
-
-        lam: float = Field(0.05, ge=0, description="weight of divergence and reconstruction")
+    dp_sgd = allowed()
 
     def network(self, build: Callable[[], nn.Module]) -> nn.Module:
         """The configured network with a decoder and the head of the log-variance."""
         return Vae(latent_model(build(), self.name))
 
-    def check(self, env: Env) -> None:
+    def check(self, env: Env[FedVaeParams]) -> None:
         """Refuses data without a range."""
         Pixels.of(env, self.name)
 
-    def objective(self, ctx: ClientContext, msg: Global) -> Loss:
+    def objective(self, ctx: ClientContext[FedVaeParams], msg: Global) -> Loss:
         """The classifying auto-encoder's loss."""
         return VaeLoss(ctx.params.lam, Pixels.of(ctx.env, self.name))

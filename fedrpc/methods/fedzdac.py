@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedrpc.data.examples import Examples
-from fedrpc.methods.base import ClientContext, Env, Reported, Round, on, register
 from fedrpc.methods.blocks.zero_shot import (
     REFUSES_DP_SGD,
     REPORTED,
@@ -26,18 +25,19 @@ from fedrpc.methods.blocks.zero_shot import (
     require_statistics,
 )
 from fedrpc.methods.fedavg import FIT, Average, FedAvg, Global, Update, update_of
+from fedrpc.methods.method import ClientContext, Env, Round, on, register
+from fedrpc.methods.tools import Reported
 from fedrpc.models.state import load
 
 
 @register
-class FedZdac(FedAvg):
+class FedZdac(FedAvg[ZeroShotParams]):
     """FedAvg with a uniform mean, whose clients add made data to their own."""
 
     name = "fedzdac"
     dp_sgd = REFUSES_DP_SGD
-    Params = ZeroShotParams
 
-    def check(self, env: Env) -> None:
+    def check(self, env: Env[ZeroShotParams]) -> None:
         """Refuses networks without BatchNorm."""
         require_statistics(self.name, env.model())
 
@@ -45,7 +45,7 @@ class FedZdac(FedAvg):
         """How much of the training data was real, and that no guarantee follows from that."""
         return REPORTED
 
-    async def round(self, state: Global, rnd: Round) -> Global:
+    async def round(self, state: Global, rnd: Round[ZeroShotParams]) -> Global:
         """Asks the cohort to train and takes the mean, each client alike."""
         average, seen = Average(rnd), {}
         async for reply in rnd.ask(FIT, state):
@@ -56,7 +56,7 @@ class FedZdac(FedAvg):
         return Global(average.weights) if average.losses else state
 
     @on(FIT)
-    def fit(self, ctx: ClientContext, msg: Global) -> Update:
+    def fit(self, ctx: ClientContext[ZeroShotParams], msg: Global) -> Update:
         """Trains the received model on own data and, from `t_start` on, on what inverting it gives."""
         model, data = ctx.model(), ctx.data.train
         load(model, msg.weights)

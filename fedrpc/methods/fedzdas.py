@@ -23,8 +23,6 @@ from pydantic import Field
 
 from fedrpc.config import TrainConfig
 from fedrpc.data.examples import Examples
-from fedrpc.methods.base import ClientId, Env, Reported, Round, register
-from fedrpc.methods.blocks.train import train
 from fedrpc.methods.blocks.zero_shot import (
     REFUSES_DP_SGD,
     REPORTED,
@@ -35,28 +33,33 @@ from fedrpc.methods.blocks.zero_shot import (
     privacy_record,
     require_statistics,
 )
-from fedrpc.methods.fedavg import FIT, Average, FedAvg, Global, cross_entropy
+from fedrpc.methods.fedavg import FIT, Average, FedAvg, Global
+from fedrpc.methods.method import ClientId, Env, Round, register
+from fedrpc.methods.tools import Reported
 from fedrpc.models.state import load, tensors
+from fedrpc.training.loop import train
+from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.message import Tensors
 
 _AT_A_TIME = 20  # iterations between two moments at which the server can be stopped
 
 
+class FedZdasParams(ZeroShotParams):
+    """The server's training is silent in the paper: one epoch of what clients do."""
+
+    server_epochs: int = Field(1, ge=0, description="over the made data")
+    server_lr: float = Field(0.02, gt=0, description="of the server's SGD")
+    server_batch_size: int = Field(10, ge=2)
+
+
 @register
-class FedZdas(FedAvg):
+class FedZdas(FedAvg[FedZdasParams]):
     """FedAvg with a uniform mean, which the server trains on data made from the clients' models."""
 
     name = "fedzdas"
     dp_sgd = REFUSES_DP_SGD
 
-    class Params(ZeroShotParams):
-        """The server's training is silent in the paper: one epoch of what clients do."""
-
-        server_epochs: int = Field(1, ge=0, description="over the made data")
-        server_lr: float = Field(0.02, gt=0, description="of the server's SGD")
-        server_batch_size: int = Field(10, ge=2)
-
-    def check(self, env: Env) -> None:
+    def check(self, env: Env[FedZdasParams]) -> None:
         """Refuses networks without BatchNorm."""
         require_statistics(self.name, env.model())
 
@@ -64,7 +67,7 @@ class FedZdas(FedAvg):
         """How much of the training data was real, and that no guarantee follows from that."""
         return REPORTED
 
-    async def round(self, state: Global, rnd: Round) -> Global:
+    async def round(self, state: Global, rnd: Round[FedZdasParams]) -> Global:
         """Asks the cohort to train, inverts each model as it comes, and trains the mean on what all of them gave."""
         average, seen, pool = Average(rnd), {}, {}
         async for reply in rnd.ask(FIT, state):
@@ -84,7 +87,7 @@ class FedZdas(FedAvg):
         return Global(weights)
 
 
-async def _invert(rnd: Round, client: ClientId, weights: Tensors) -> Made:
+async def _invert(rnd: Round[FedZdasParams], client: ClientId, weights: Tensors) -> Made:
     """Data from one client's model; the same whoever else answered."""
 
     def begin() -> Inversion:
@@ -98,7 +101,7 @@ async def _invert(rnd: Round, client: ClientId, weights: Tensors) -> Made:
     return await rnd.compute(batch.made)
 
 
-def _teach(rnd: Round, weights: Tensors, pool: Sequence[Made]) -> tuple[Tensors, float]:
+def _teach(rnd: Round[FedZdasParams], weights: Tensors, pool: Sequence[Made]) -> tuple[Tensors, float]:
     """The mean model after the server's epochs on all made data, and the loss of the last one."""
     model, params = rnd.model(), rnd.params
     load(model, weights)

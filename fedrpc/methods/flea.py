@@ -35,14 +35,30 @@ from pydantic import ByteSize, Field
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, ClientId, Cost, Env, Loss, Method, Phase, Round, Shapes, on, register
 from fedrpc.methods.blocks.mixup import EndlessOrder, mix, one_hot, soft_cross_entropy
 from fedrpc.methods.blocks.pool import Layout, check_labels, share
-from fedrpc.methods.fedavg import Average, FedAvg, Global, Update, check_update, cross_entropy, update_of
+from fedrpc.methods.fedavg import Average, FedAvg, Global, Update, check_update, update_of
+from fedrpc.methods.method import (
+    ClientContext,
+    ClientId,
+    Cost,
+    Env,
+    Loss,
+    Method,
+    Params,
+    Phase,
+    Reply,
+    Round,
+    Shapes,
+    on,
+    refused,
+    register,
+)
+from fedrpc.methods.tools import PastClient, SharedItems, View
 from fedrpc.metrics.features import dcor2, distance_correlation, null_value
 from fedrpc.models import split, staged
 from fedrpc.models.state import load, tensors
+from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 
@@ -100,7 +116,7 @@ def cut_of(model: nn.Module, params: Any) -> int:
     return staged(model, "flea").split_layer_default if params.split_layer is None else int(params.split_layer)
 
 
-def layout_of(env: Env) -> Layout:
+def layout_of(env: Env[FleaParams]) -> Layout:
     """One activation and its label on the wire; raises ConfigError when the network has no such cut."""
     model = env.model().eval()
     head, _ = split(model, cut_of(model, env.params))
@@ -195,7 +211,7 @@ class NextBuffer:
         if measured is not None and not (0 <= measured.dcor2 <= 1 and 0 <= measured.null <= 1):
             raise ValueError(f"a distance correlation is from 0 to 1, got {measured.dcor2} and {measured.null}")
 
-    def add(self, reply: base.Reply[Shared]) -> None:
+    def add(self, reply: Reply[Shared]) -> None:
         """Copies one client's activations, unless they are more or fewer than it promised."""
         body = reply.body
         count = 0 if body.features is None else len(body.features.labels)
@@ -236,30 +252,31 @@ def _mean(values: list[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
+class FleaParams(Params):
+    """The paper's values; it does not say where it cuts, which is the network's default here."""
+
+    alpha: float = Field(0.1, ge=0, le=1, description="share of a client's examples whose activations it shares")
+    a: float = Field(2.0, gt=0, description="mix-up weights are drawn from Beta(a, a)")
+    lambda1: float = Field(1.0, ge=0, description="weight of the distillation from the received model")
+    lambda2: float = Field(3.0, ge=0, description="weight of the distance correlation")
+    split_layer: int | None = Field(None, ge=0, description="the cut; the network's own when left out")
+    transport: Literal["float32", "float16", "bfloat16"] = Field("float32", description="dtype of activations")
+    max_buffer: ByteSize = Field(ByteSize(1 << 30), gt=0, description="bytes of the largest buffer, or '512MiB'")
+    measure: int = Field(32, ge=0, description="examples behind a client's distance correlation; 0 for none")
+
+
 @register
-class Flea(Method[Start]):
+class Flea(Method[Start, FleaParams]):
     """Both halves of FLea."""
 
     name = "flea"
     shares = "activations with labels"
-    dp_sgd = (
-        "refused: distance correlation couples the examples of a batch, so there is no gradient of one example, and "
+    dp_sgd = refused(
+        "distance correlation couples the examples of a batch, so there is no gradient of one example, and "
         "the shared activations have no noise"
     )
 
-    class Params(base.Params):
-        """The paper's values; it does not say where it cuts, which is the network's default here."""
-
-        alpha: float = Field(0.1, ge=0, le=1, description="share of a client's examples whose activations it shares")
-        a: float = Field(2.0, gt=0, description="mix-up weights are drawn from Beta(a, a)")
-        lambda1: float = Field(1.0, ge=0, description="weight of the distillation from the received model")
-        lambda2: float = Field(3.0, ge=0, description="weight of the distance correlation")
-        split_layer: int | None = Field(None, ge=0, description="the cut; the network's own when left out")
-        transport: Literal["float32", "float16", "bfloat16"] = Field("float32", description="dtype of activations")
-        max_buffer: ByteSize = Field(ByteSize(1 << 30), gt=0, description="bytes of the largest buffer, or '512MiB'")
-        measure: int = Field(32, ge=0, description="examples behind a client's distance correlation; 0 for none")
-
-    def check(self, env: Env) -> None:
+    def check(self, env: Env[FleaParams]) -> None:
         """Refuses networks that can not be cut there, an alpha that gives no activation, and a buffer too large."""
         params, size = env.params, layout_of(env).size_bytes
         if not params.alpha:
@@ -278,11 +295,11 @@ class Flea(Method[Start]):
                 "params.transport to float16, or cut at another params.split_layer"
             )
 
-    def init(self, env: Env) -> Start:
+    def init(self, env: Env[FleaParams]) -> Start:
         """The configured network's initial weights and no buffer."""
         return Start(tensors(env.model()))
 
-    async def round(self, state: Start, rnd: Round) -> Start:
+    async def round(self, state: Start, rnd: Round[FleaParams]) -> Start:
         """Asks the cohort to train, averages, and has the same clients extract the next buffer with the average."""
         average = Average(rnd)
         async for reply in rnd.ask(FIT, state):
@@ -294,7 +311,7 @@ class Flea(Method[Start]):
             return Start(weights)
         return Start(weights, await self._gather(weights, list(average.losses), rnd))
 
-    async def _gather(self, weights: Tensors, trained: Sequence[ClientId], rnd: Round) -> Features | None:
+    async def _gather(self, weights: Tensors, trained: Sequence[ClientId], rnd: Round[FleaParams]) -> Features | None:
         layout = await rnd.compute(layout_of, rnd.env)
         # What the split gives a client, not what it says it has: nobody's word decides how much memory goes.
         counts = rnd.env.num_examples()
@@ -307,14 +324,14 @@ class Flea(Method[Start]):
         return gathered.features
 
     @on(FIT)
-    def fit(self, ctx: ClientContext, msg: Start) -> Update:
+    def fit(self, ctx: ClientContext[FleaParams], msg: Start) -> Update:
         """Trains the received model on the client's own examples, mixed with the buffer."""
         model = ctx.model()
         load(model, msg.weights)
         report = ctx.train(model, self.objective(ctx, msg))
         return update_of(ctx, model, report)
 
-    def objective(self, ctx: ClientContext, msg: Start) -> Loss:
+    def objective(self, ctx: ClientContext[FleaParams], msg: Start) -> Loss:
         """Equation 6, or plain cross-entropy where nothing else is left of it."""
         params = ctx.params
         if msg.buffer is None and not (params.lambda1 or params.lambda2):
@@ -331,7 +348,7 @@ class Flea(Method[Start]):
         )
 
     @on(EXTRACT)
-    def extract(self, ctx: ClientContext, msg: Global) -> Shared:
+    def extract(self, ctx: ClientContext[FleaParams], msg: Global) -> Shared:
         """The new model's activations of the examples that this client shares, in evaluation mode."""
         count, chosen = self._chosen(ctx)
         if not len(chosen):
@@ -344,7 +361,7 @@ class Flea(Method[Start]):
         shared = Features(_sent(activations[:count], ctx.params.transport), y[:count].long()) if count else None
         return Shared(shared, self._measure(ctx, staged(model, "flea").seen(x), activations))
 
-    def _chosen(self, ctx: ClientContext) -> tuple[int, np.ndarray]:
+    def _chosen(self, ctx: ClientContext[FleaParams]) -> tuple[int, np.ndarray]:
         """How many examples are shared, and the positions of them and of those that are measured."""
         size = len(ctx.data.train)
         count = share(ctx.params.alpha, size)
@@ -356,7 +373,7 @@ class Flea(Method[Start]):
             ctx.store.put(_CHOSEN, kept)
         return count, kept.positions.numpy()
 
-    def _measure(self, ctx: ClientContext, x: Tensor, activations: Tensor) -> Measured | None:
+    def _measure(self, ctx: ClientContext[FleaParams], x: Tensor, activations: Tensor) -> Measured | None:
         # Only batches of one size compare, so a client with fewer examples does not measure.
         size: int = ctx.params.measure
         if not 0 < size <= len(ctx.data.train):
@@ -369,23 +386,23 @@ class Flea(Method[Start]):
         """The global model."""
         return state.weights
 
-    def shared(self, state: Start, clients: Sequence[base.PastClient]) -> base.SharedItems | None:
+    def shared(self, state: Start, clients: Sequence[PastClient]) -> SharedItems | None:
         """The last buffer; those of earlier rounds showed the same examples through earlier models."""
-        return None if state.buffer is None else base.SharedItems(state.buffer.activations, state.buffer.labels)
+        return None if state.buffer is None else SharedItems(state.buffer.activations, state.buffer.labels)
 
-    def view(self, env: Env, weights: Tensors, device: torch.device) -> base.View:
+    def view(self, env: Env[FleaParams], weights: Tensors, device: torch.device) -> View:
         """Activations as they travel. A client's are computed together, or rounding could tell them apart."""
         model = env.model().eval()
         load(model, weights)
         head = split(model, cut_of(model, env.params))[0].to(device)
 
-        def sources(client: base.PastClient) -> np.ndarray:
+        def sources(client: PastClient) -> np.ndarray:
             kept = client.store.get(_CHOSEN, Chosen)
             return np.empty((0, 1), dtype=np.int64) if kept is None else kept.positions.numpy()[:, None]
 
-        return base.View(lambda groups: _sent(_activations(head, groups[:, 0], device), env.params.transport), sources)
+        return View(lambda groups: _sent(_activations(head, groups[:, 0], device), env.params.transport), sources)
 
-    def cost(self, shapes: Shapes) -> Cost:
+    def cost(self, shapes: Shapes[FleaParams]) -> Cost:
         """FedAvg's, and with a buffer: the model down once more, activations and labels up, and down a round later."""
         params, counts = shapes.env.params, shapes.num_examples
         cost = FedAvg().cost(shapes)

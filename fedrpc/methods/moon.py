@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, Loss, on, register
-from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update, cross_entropy
+from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
+from fedrpc.methods.method import ClientContext, Loss, Params, allowed, on, register
 from fedrpc.models import Model, staged
 from fedrpc.models.state import load
+from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.message import Tensors
 
 PREVIOUS = "previous"  # its key in a client's store
@@ -52,8 +52,15 @@ def contrast(z: Tensor, received: Tensor, previous: Tensor, tau: float) -> Tenso
     return F.softplus((far - near) / tau).mean()
 
 
+class MoonParams(Params):
+    """The paper's temperature; FedDPMS tunes mu among 1, 5 and 10."""
+
+    mu: float = Field(5.0, ge=0, description="weight of the contrast")
+    tau: float = Field(0.5, gt=0, description="temperature of the similarities")
+
+
 @register
-class Moon(FedAvg):
+class Moon(FedAvg[MoonParams]):
     """FedAvg with a model-contrastive term.
 
     DP-SGD is allowed. Cross-entropy and contrast are means of one term for each example; the two frozen models are the
@@ -62,27 +69,21 @@ class Moon(FedAvg):
     """
 
     name = "moon"
-    dp_sgd = "allowed"
-
-    class Params(base.Params):
-        """The paper's temperature; FedDPMS tunes mu among 1, 5 and 10."""
-
-        mu: float = Field(5.0, ge=0, description="weight of the contrast")
-        tau: float = Field(0.5, gt=0, description="temperature of the similarities")
+    dp_sgd = allowed()
 
     def network(self, build: Callable[[], nn.Module]) -> nn.Module:
         """The configured network with a projection head before its output layer."""
         return with_projection(build())
 
     @on(FIT)
-    def fit(self, ctx: ClientContext, msg: Global) -> Update:
+    def fit(self, ctx: ClientContext[MoonParams], msg: Global) -> Update:
         """Trains the received model and keeps the result for the next time."""
         update = super().fit(ctx, msg)
         if ctx.params.mu:
             ctx.store.put(PREVIOUS, Previous(update.weights))
         return update
 
-    def objective(self, ctx: ClientContext, msg: Global) -> Loss:
+    def objective(self, ctx: ClientContext[MoonParams], msg: Global) -> Loss:
         """Cross-entropy plus the contrast of representations, once there is a past."""
         mu, tau = ctx.params.mu, ctx.params.tau
         kept = ctx.store.get(PREVIOUS, Previous)
@@ -101,7 +102,7 @@ class Moon(FedAvg):
         return loss
 
 
-def _frozen(ctx: ClientContext, weights: Tensors) -> Model:
+def _frozen(ctx: ClientContext[MoonParams], weights: Tensors) -> Model:
     model = staged(ctx.model().eval().requires_grad_(False), Moon.name)
     load(model, weights)
     return model

@@ -9,38 +9,34 @@ Departs from the paper:
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-from pydantic import ByteSize, Field
+from pydantic import Field
 from torch import Tensor, nn
 
-from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, Loss, register
 from fedrpc.methods.blocks.mixup import mix, one_hot, soft_cross_entropy
-from fedrpc.methods.fedmix import FedMix, Means
+from fedrpc.methods.fedmix import Means, MixesMeans, MixParams
+from fedrpc.methods.method import ClientContext, Loss, refused, register
+
+
+class NaiveMixParams(MixParams):
+    """FLea's values."""
+
+    a: float = Field(2.0, gt=0, description="the weight of a batch is drawn from Beta(a, a)")
 
 
 @register
-class NaiveMix(FedMix):
+class NaiveMix(MixesMeans[NaiveMixParams]):
     """FedMix's exchange of means, and mix-up without an approximation."""
 
     name = "naivemix"
-    dp_sgd = "refused: means of private inputs leave a client without noise, and come back to be trained on"
+    dp_sgd = refused("means of private inputs leave a client without noise, and come back to be trained on")
 
-    class Params(base.Params):
-        """FLea's values."""
-
-        a: float = Field(2.0, gt=0, description="the weight of a batch is drawn from Beta(a, a)")
-        mean_size: int = Field(10, ge=2, description="examples behind a mean")
-        max_pool: ByteSize = Field(ByteSize(512 << 20), gt=0, description="bytes of the largest pool, or '256MiB'")
-
-    def mixes(self, params: Any) -> bool:
+    def mixes(self, params: NaiveMixParams) -> bool:
         """Always: no weight drawn from a Beta distribution leaves the pool out."""
         return True
 
-    def mixed(self, ctx: ClientContext, pool: Means) -> Loss:
+    def mixed(self, ctx: ClientContext[NaiveMixParams], pool: Means) -> Loss:
         """Soft-label cross-entropy of the mixed batch."""
         a, rng, num_classes = ctx.params.a, ctx.rng("mixup"), ctx.env.num_classes
 

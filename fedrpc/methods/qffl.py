@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pydantic import Field
 from torch import Tensor
 
+from fedrpc.aggregation.mean import WeightedMean
 from fedrpc.errors import ConfigError, QuorumError
-from fedrpc.methods import base
-from fedrpc.methods.base import ClientContext, Cost, Env, Phase, Round, Shapes, on, register
-from fedrpc.methods.blocks.mean import WeightedMean
 from fedrpc.methods.fedavg import FedAvg, Global, Update, check_update
+from fedrpc.methods.method import ClientContext, Cost, Env, Params, Phase, Round, Shapes, on, refused, register
 from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate
 from fedrpc.models.state import load
 from fedrpc.wire.kinds import Kind
@@ -100,19 +99,20 @@ class FairStep:
         return {name: both[name] for name in self._names}
 
 
+class QFflParams(Params):
+    """The Fed-ZDA paper does not say its q; 0.1, 1 and 5 are what to sweep."""
+
+    q: float = Field(1.0, ge=0, description="0 is the uniform mean; more is fairer")
+
+
 @register
-class QFfl(FedAvg):
+class QFfl(FedAvg[QFflParams]):
     """FedAvg's clients, who also say how they fared, and a step that favours those who fared badly."""
 
     name = "qffl"
-    dp_sgd = "refused: the loss of the received model leaves a client without noise, and steers what it is sent next"
+    dp_sgd = refused("the loss of the received model leaves a client without noise, and steers what it is sent next")
 
-    class Params(base.Params):
-        """The Fed-ZDA paper does not say its q; 0.1, 1 and 5 are what to sweep."""
-
-        q: float = Field(1.0, ge=0, description="0 is the uniform mean; more is fairer")
-
-    def check(self, env: Env) -> None:
+    def check(self, env: Env[QFflParams]) -> None:
         """Refuses optimizers whose steps are no gradient times the learning rate."""
         if env.params.q and (env.train.optimizer != "sgd" or env.train.momentum):
             raise ConfigError(
@@ -121,7 +121,7 @@ class QFfl(FedAvg):
                 "set train.optimizer=sgd and train.momentum=0"
             )
 
-    async def round(self, state: Global, rnd: Round) -> Global:
+    async def round(self, state: Global, rnd: Round[QFflParams]) -> Global:
         """Asks the cohort to train and makes the step."""
         learned = [name for name, _ in rnd.model().named_parameters()]
         step = FairStep(state.weights, learned, q=rnd.params.q, lipschitz=1 / rnd.learning_rate())
@@ -138,7 +138,7 @@ class QFfl(FedAvg):
         return Global(await rnd.compute(lambda: step.value))
 
     @on(FIT)
-    def fit(self, ctx: ClientContext, msg: Global) -> FairUpdate:
+    def fit(self, ctx: ClientContext[QFflParams], msg: Global) -> FairUpdate:
         """Judges the received model on own training data, then trains it."""
         model = ctx.model()
         load(model, msg.weights)
@@ -147,6 +147,6 @@ class QFfl(FedAvg):
         update = super().fit(ctx, msg)
         return FairUpdate(**vars(update), loss=judged.loss or 0.0)
 
-    def cost(self, shapes: Shapes) -> Cost:
+    def cost(self, shapes: Shapes[QFflParams]) -> Cost:
         """FedAvg's, and one more scalar up for each participation."""
         return super().cost(shapes).add("up", Kind.SCALARS, 8 * shapes.num_asked)

@@ -18,11 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrpc.errors import ConfigError
-from fedrpc.privacy.attacks.evidence import NOISE, RAW, SHARED, UNTRAINED
-from fedrpc.privacy.attacks.rebuilding import Rebuilt
 from fedrpc.report import attack_page
 from fedrpc.report.attack_picture import draw
 from fedrpc.report.words import counted
+from fedrpc.study.attacks.evidence import NOISE, RAW, SHARED, UNTRAINED
+from fedrpc.study.attacks.rebuilding import Rebuilt
 
 EXPECTED = {RAW: "0 %", NOISE: "100 %"}  # of the variance; what else is shown is not known beforehand
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from fedrpc.privacy.attacks.evidence import NOISE, RAW, SHARED, UNTRAINED
-from fedrpc.privacy.attacks.rebuilding import Rebuilt
 from fedrpc.report.attack_picture import ends, is_image, lines, pixels
 from fedrpc.report.markup import Figure, Tile, card, facts, section, table
 from fedrpc.report.plots_learning import percent
 from fedrpc.report.style import CSS
 from fedrpc.report.svg import WIDE, Axis, Plot, png_of, whole_ticks
 from fedrpc.report.words import counted
+from fedrpc.study.attacks.evidence import NOISE, RAW, SHARED, UNTRAINED
+from fedrpc.study.attacks.rebuilding import Rebuilt
 
 _CSS = """
 .verdict{border-left:4px solid var(--bad);font-size:16px}

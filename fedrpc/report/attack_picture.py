@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from fedrpc.privacy.attacks.rebuilding import Rebuilt
+from fedrpc.study.attacks.rebuilding import Rebuilt
 
 MAX_CHANNELS = 6  # of a signal that are drawn
 

@@ -58,9 +58,9 @@ from fedrpc.report.comparison_page import (
 )
 from fedrpc.report.page import show_runs
 from fedrpc.report.plots_bytes import FILLS, spent_at
-from fedrpc.report.reading import Run, read_run
 from fedrpc.report.table import size
 from fedrpc.report.words import counted, privacy_in_words
+from fedrpc.study.reading import Run, read_run
 from fedrpc.wire.kinds import DIRECTIONS, Kind
 from fedrpc.wire.ledger import EVALUATE, SESSION
 

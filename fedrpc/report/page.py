@@ -13,7 +13,6 @@ from rich.text import Text
 from fedrpc.errors import ConfigError
 from fedrpc.report import plots_bytes, plots_learning, plots_split
 from fedrpc.report.markup import Figure, Tile, card, facts, folded, section, table
-from fedrpc.report.reading import Run, read_run
 from fedrpc.report.style import CSS
 from fedrpc.report.table import kinds_of, leading_words, render, size
 from fedrpc.report.words import (
@@ -26,6 +25,7 @@ from fedrpc.report.words import (
     reported_in_words,
     sentence,
 )
+from fedrpc.study.reading import Run, read_run
 from fedrpc.wire.kinds import DIRECTIONS
 
 MAX_ROWS = 200  # of one table

@@ -9,9 +9,9 @@ from typing import Any
 
 from fedrpc.report.markup import Figure
 from fedrpc.report.plots_learning import MAX_BARS, percent
-from fedrpc.report.reading import Flow, Run
 from fedrpc.report.svg import NARROW, WIDE, Axis, Plot, Point
 from fedrpc.report.table import size
+from fedrpc.study.reading import Flow, Run
 from fedrpc.wire.kinds import DIRECTIONS, Kind
 
 ARROWS = {"down": "↓ down", "up": "↑ up"}

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, median, quantiles
 
 from fedrpc.report.markup import Figure
-from fedrpc.report.reading import Run
 from fedrpc.report.svg import NARROW, WIDE, Axis, Plot, Point
 from fedrpc.report.words import counted
+from fedrpc.study.reading import Run
 
 MAX_BARS = 60  # more than so many bars are drawn as one shape
 MAX_POINTS = 30_000  # of all local losses together; keeps the page small

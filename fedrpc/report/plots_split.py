@@ -8,8 +8,8 @@ import numpy as np
 
 from fedrpc.report.markup import Figure
 from fedrpc.report.plots_learning import MAX_BARS
-from fedrpc.report.reading import Run
 from fedrpc.report.svg import WIDE, Axis, Plot, colour
+from fedrpc.study.reading import Run
 
 MAX_COLOURS = 20  # more classes than this can not be told apart by colour
 

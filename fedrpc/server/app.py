@@ -16,14 +16,14 @@ from grpc_reflection.v1alpha import reflection
 
 import fedrpc
 from fedrpc import log
-from fedrpc.credentials import ServerTls, server_credentials
-from fedrpc.endpoint import check_address
 from fedrpc.errors import FedrpcError, Refused, Unavailable, WireError
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.mailbox import Delivery, Mailbox, Task
 from fedrpc.server.roster import Held, OutOfRange, Roster, Session, UnknownSession
 from fedrpc.server.rounds import Desk
+from fedrpc.tls.credentials import ServerTls, server_credentials
+from fedrpc.tls.endpoint import check_address
 from fedrpc.wire.frames import SCHEMA_DIGEST, Assembler, check_name, parse
 from fedrpc.wire.kinds import Direction, Kind
 from fedrpc.wire.ledger import SESSION, Attempt, LedgerFile, Rows, frame_kind, merge

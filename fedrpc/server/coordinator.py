@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from fedrpc import log
 from fedrpc.errors import QuorumError
-from fedrpc.methods.base import SETUP_ROUND
 from fedrpc.methods.builtin import EVALUATION, LEDGER, Candidate
+from fedrpc.methods.runtime import SETUP_ROUND
 from fedrpc.metrics.records import RecordsFile
 from fedrpc.privacy import summary as privacy
 from fedrpc.seeds import derive, seed_torch
@@ -273,9 +273,9 @@ class Coordinator:
         cost, fedavg = self._method.cost(shapes), summary.fedavg_cost(self._problem, shapes)
         rows = self._book.all_rows()
         return summary.heading(self._config, self._desk.run_id, self._config.rounds) | {
-            "caveat": self._method.caveat(self._problem.params),
+            "caveat": summary.caveat_of(self._method, self._problem.params),
             "accuracy": summary.accuracy(self._records.all()),
-            "reported": summary.reported(self._method.reported(self._problem.params), self._records.all()),
+            "reported": summary.reported(summary.reported_by(self._method, self._problem.params), self._records.all()),
             "privacy": privacy.summarise(
                 privacy.read(self._out / "privacy.jsonl"), self._config.privacy.delta, self._config.privacy.noise
             ),

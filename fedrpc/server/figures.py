@@ -10,11 +10,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from fedrpc.config import RunConfig
-from fedrpc.endpoint import check_address
 from fedrpc.errors import Unavailable
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.mailbox import Mailbox
 from fedrpc.server.roster import Roster
+from fedrpc.tls.endpoint import check_address
 from fedrpc.wire.ledger import LedgerFile
 
 # What a finished round tells, as the record has it, and under which name it is shown.

@@ -21,13 +21,13 @@ from torch import nn
 
 from fedrpc import log
 from fedrpc.errors import Cancelled, QuorumError, WireError
-from fedrpc.methods.base import ClientId, Down, Phase, Reply, Up
-from fedrpc.methods.blocks.train import learning_rate
+from fedrpc.methods.phases import ClientId, Down, Phase, Reply, Up
 from fedrpc.problem import Problem
 from fedrpc.process import keeping_freed_memory
 from fedrpc.seeds import derive
 from fedrpc.server.mailbox import Mailbox, Missing, Question, Task
 from fedrpc.server.spool import Spool, Spooled, read_reply
+from fedrpc.training.loop import learning_rate
 from fedrpc.wire.codec import decode_parts
 from fedrpc.wire.kinds import DTYPES
 from fedrpc.wire.message import Tensors, unflatten

@@ -19,7 +19,6 @@ import torch
 
 from fedrpc import log
 from fedrpc.config import RunConfig, build, differences, read_toml, to_toml
-from fedrpc.credentials import ServerTls
 from fedrpc.data.partition_card import card
 from fedrpc.device import choose
 from fedrpc.errors import ConfigError, Unavailable
@@ -33,6 +32,7 @@ from fedrpc.server.mailbox import Mailbox
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import Desk, Progress
 from fedrpc.server.spool import Spool
+from fedrpc.tls.credentials import ServerTls
 from fedrpc.wire.ledger import LedgerFile
 from fedrpc.wire.tcpinfo import Meter
 

@@ -6,14 +6,15 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 import fedrpc
 from fedrpc.config import RunConfig
-from fedrpc.methods.base import Cost, Reported, Shapes
+from fedrpc.methods.cost import Cost, Shapes
 from fedrpc.methods.fedavg import FedAvg
+from fedrpc.methods.tools import Reported
 from fedrpc.metrics import curve
 from fedrpc.metrics.exposure import exposure_matrix, movements
 from fedrpc.models.state import payload_bytes
@@ -21,6 +22,35 @@ from fedrpc.problem import Problem
 from fedrpc.wire import ledger
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors
+
+
+@runtime_checkable
+class Reports(Protocol):
+    """A method that names recorded figures which must be seen when a run ends."""
+
+    def reported(self, params: Any) -> Sequence[Reported]:
+        """The figures of a run with these parameters."""
+        ...
+
+
+@runtime_checkable
+class HasCaveat(Protocol):
+    """A method with something that must be said wherever a run of it is shown."""
+
+    def caveat(self, params: Any) -> str:
+        """The caveat for a run with these parameters; "" when there is nothing to say."""
+        ...
+
+
+def reported_by(method: Any, params: Any) -> Sequence[Reported]:
+    """The figures that a method wants to be seen."""
+    return method.reported(params) if isinstance(method, Reports) else ()
+
+
+def caveat_of(method: Any, params: Any) -> str:
+    """The method's caveat for these parameters, or ""."""
+    return method.caveat(params) if isinstance(method, HasCaveat) else ""
+
 
 # The newest of these in the records is the run's.
 _FROM_RECORDS = ("per_class", "class_variance", "client_mean", "client_variance", "worst_decile", "jain", "features")

@@ -27,7 +27,7 @@ MAY_IMPORT = {  # these rooms may import no other room than these and themselves
 }
 TYPES_FOR_ALL = ("fedrpc.data.examples",)  # what a client hands to a method: a container, not a loader
 GRPC = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "grpc_channelz"}
-GRPC_FILES = {"fedrpc/server/app.py", "fedrpc/client/transport.py", "fedrpc/credentials.py"}
+GRPC_FILES = {"fedrpc/server/app.py", "fedrpc/client/transport.py", "fedrpc/tls/credentials.py"}
 GRPC_FOLDER = "fedrpc/wire/v1/"
 VAGUE = {"utils", "util", "common", "helpers", "helper"}
 MAX_FILE_LINES = 600

@@ -19,7 +19,8 @@ import torch
 from fedrpc import config as configuration
 from fedrpc.errors import ConfigError, UnknownName
 from fedrpc.methods import METHODS
-from fedrpc.methods.base import SETUP_ROUND, Method, stance_of
+from fedrpc.methods.method import Method
+from fedrpc.methods.runtime import SETUP_ROUND
 from fedrpc.models.state import load
 from fedrpc.problem import Problem
 from fedrpc.report.words import reported_in_words
@@ -60,7 +61,7 @@ SAID_WITHOUT = {Kind.WEIGHTS.label, Kind.SCALARS.label, Kind.ENVELOPE.label}
 every_method = pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
 
 
-def problem(method: type[Method[Any]]) -> Problem:
+def problem(method: type[Method[Any, Any]]) -> Problem:
     """A small problem; with the data set's own network for a method that can not work with a tiny one."""
     options = {"fraction": 0.75, "rounds": ROUNDS} | OPTIONS.get(method.name, {})
     with contextlib.suppress(ConfigError):
@@ -69,7 +70,7 @@ def problem(method: type[Method[Any]]) -> Problem:
 
 
 @cache
-def played(method: type[Method[Any]]) -> Played:
+def played(method: type[Method[Any, Any]]) -> Played:
     """One run of a method that all tests look at."""
     return run_in_memory(problem(method), problem(method).config.rounds)
 
@@ -83,7 +84,7 @@ def kept(state: Any) -> Any:
 def test_it_is_named_and_documented(method):
     assert re.fullmatch(r"[a-z][a-z0-9-]*", method.name)
     assert method.__doc__
-    assert stance_of(method) == "allowed" or stance_of(method).startswith("refused: ")
+    assert method.dp_sgd_stance().is_allowed != bool(method.dp_sgd_stance().reason)
     assert method in TOYS or "dp_sgd" in vars(method), "a method says itself whether it can be trained privately"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods.base import Method
 from fedrpc.methods.fedavg import FedAvg
+from fedrpc.methods.method import Method
 from tests.fakes import problem_of
 
 

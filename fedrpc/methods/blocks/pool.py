@@ -17,8 +17,10 @@ from torch import Tensor
 
 from fedrpc.data.examples import Examples
 from fedrpc.errors import ConfigError, QuorumError
-from fedrpc.methods.base import PastClient, Phase, Round, View
 from fedrpc.methods.blocks.mixup import one_hot
+from fedrpc.methods.phases import Phase
+from fedrpc.methods.runtime import Round
+from fedrpc.methods.tools import PastClient, View
 from fedrpc.wire.message import Tensors
 
 Items = TypeVar("Items")

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods.base import Env
+from fedrpc.methods.runtime import Env
 from fedrpc.models import unwrapped
 from fedrpc.models.dpms import Decoder, Vae, latent_model
 

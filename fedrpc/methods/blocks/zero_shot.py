@@ -25,9 +25,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods.base import Env, Params, Reported
+from fedrpc.methods.method import Params, refused
+from fedrpc.methods.runtime import Env
+from fedrpc.methods.tools import Reported
 
-REFUSES_DP_SGD = "refused: DP-SGD needs a network without BatchNorm, whose statistics are what data is made from"
+REFUSES_DP_SGD = refused("DP-SGD needs a network without BatchNorm, whose statistics are what data is made from")
 NO_FORMAL_DP = (
     "real records are always trained on, and made ones come from models that were: the paper's (0, delta) has no delta "
     "below the real fraction, is of one sample in one round, and is no protection of a record"

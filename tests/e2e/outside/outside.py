@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrpc.methods.base import ClientContext, Env, Loss, Params, Round, on
-from fedrpc.methods.blocks.gan import MultiPath
-from fedrpc.methods.fedavg import FedAvg, Global, Update, cross_entropy
-from fedrpc.methods.mpgan import GAN_STEP, Feedback, Made, MpGan, Player
+from fedrpc.methods.fedavg import FedAvg, Global, Update
+from fedrpc.methods.method import ClientContext, Env, Loss, Params, Round, allowed, on
+from fedrpc.methods.mpgan.gan import MultiPath
+from fedrpc.methods.mpgan.method import GAN_STEP, Feedback, Made, MpGan, Player
+from fedrpc.training.losses import cross_entropy
 
 _PATIENCE_S = 150.0
 
@@ -48,7 +49,7 @@ class Gated(FedAvg):
     """
 
     name = "gated"
-    dp_sgd = "allowed"
+    dp_sgd = allowed()
     Params = GateParams
 
     def check(self, env: Env) -> None:

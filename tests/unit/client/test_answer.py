@@ -17,8 +17,11 @@ from fedrpc.client.answer import Answerer
 from fedrpc.client.store import ClientStore, Kept
 from fedrpc.client.transport import Task
 from fedrpc.errors import Abstained, Cancelled, WireError
-from fedrpc.methods.base import ClientContext, Cost, Env, Method, Phase, Round, Shapes, on
 from fedrpc.methods.builtin import Candidate, Judgement
+from fedrpc.methods.cost import Cost, Shapes
+from fedrpc.methods.method import Method
+from fedrpc.methods.phases import Phase, on
+from fedrpc.methods.runtime import ClientContext, Env, Round
 from fedrpc.models.state import tensors
 from fedrpc.wire.codec import encode
 from fedrpc.wire.frames import stored_payload

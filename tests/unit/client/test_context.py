@@ -13,12 +13,13 @@ from fedrpc.client.context import AnswerContext
 from fedrpc.client.store import ClientStore, Transaction
 from fedrpc.data.examples import Examples
 from fedrpc.errors import Abstained, Cancelled
-from fedrpc.methods.base import on
-from fedrpc.methods.fedavg import FIT, FedAvg, cross_entropy
+from fedrpc.methods.fedavg import FIT, FedAvg
 from fedrpc.methods.fedprox import FedProx
+from fedrpc.methods.phases import on
 from fedrpc.models.state import tensors
 from fedrpc.privacy.accountant import spent
 from fedrpc.privacy.mechanisms import Declared, Gaussian, public
+from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.fakes import CPU, SmallProblem, problem_of, run_in_memory, tiny
 

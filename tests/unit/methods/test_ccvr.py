@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from fedrpc.client.store import ClientStore
 from fedrpc.errors import ConfigError
-from fedrpc.methods.base import ClientContext
 from fedrpc.methods.ccvr import CCVR, Moments, Pooled, Spread, moments_of
 from fedrpc.methods.fedavg import Global
+from fedrpc.methods.runtime import ClientContext
 from fedrpc.models.base import Model
 from fedrpc.models.state import load
 from fedrpc.server.summary import shapes_of

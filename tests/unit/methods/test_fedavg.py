@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from fedrpc.errors import QuorumError
-from fedrpc.methods.base import Reply
-from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update, cross_entropy
+from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
+from fedrpc.methods.phases import Reply
 from fedrpc.models.state import tensors
 from fedrpc.server.summary import shapes_of
+from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.codec import tensor_bytes
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fedrpc.client.store import ClientStore, Transaction
 from fedrpc.errors import ConfigError
-from fedrpc.methods.base import ClientContext
 from fedrpc.methods.blocks.mixup import soft_cross_entropy
 from fedrpc.methods.blocks.pool import POOL, Nothing
 from fedrpc.methods.fedbr import Debiasing, FedBR, Kept, Pseudo, contrast, projector_for
+from fedrpc.methods.runtime import ClientContext
 from fedrpc.models.base import Model
 from fedrpc.models.state import tensors
 from tests.fakes import InMemoryFederation, mlp, problem_of, run_in_memory, tiny

@@ -12,10 +12,11 @@ import torch
 
 from fedrpc.client.store import ClientStore, Transaction
 from fedrpc.errors import ConfigError
-from fedrpc.methods.base import ClientContext, Shapes
 from fedrpc.methods.blocks.pool import POOL, Nothing, share
+from fedrpc.methods.cost import Shapes
 from fedrpc.methods.fedavg import Global, Update
 from fedrpc.methods.feddata import FedData, Samples, packed, unpacked, without
+from fedrpc.methods.runtime import ClientContext
 from fedrpc.problem import Problem
 from fedrpc.wire.kinds import Kind
 from tests.fakes import InMemoryFederation, problem_of, run_in_memory

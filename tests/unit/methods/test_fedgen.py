@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods.base import ClientContext
 from fedrpc.methods.fedgen import Counted, FedGen, Generator, Guide, Source, State, Teachers
+from fedrpc.methods.runtime import ClientContext
 from fedrpc.models.state import payload_bytes
 from fedrpc.wire import stored
 from tests.fakes import mlp, problem_of, run_in_memory

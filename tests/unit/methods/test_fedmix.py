@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fedrpc.client.store import ClientStore, Transaction
 from fedrpc.errors import ConfigError
-from fedrpc.methods.base import ClientContext
 from fedrpc.methods.blocks.pool import POOL, Nothing
 from fedrpc.methods.fedmix import FedMix, Means, taylor_mixup
+from fedrpc.methods.runtime import ClientContext
 from tests.fakes import InMemoryFederation, problem_of, run_in_memory
 
 MEANS_OF_THREE = {"lam": 0.1, "mean_size": 3}

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
+from fedrpc.aggregation.mean import WeightedMean
 from fedrpc.errors import ConfigError, QuorumError
 from fedrpc.methods import fedzdac
-from fedrpc.methods.base import ClientContext, Round, on
-from fedrpc.methods.blocks.mean import WeightedMean
 from fedrpc.methods.blocks.zero_shot import Inversion, privacy_record
 from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
 from fedrpc.methods.fedzdac import FedZdac
 from fedrpc.methods.fedzdas import FedZdas
+from fedrpc.methods.phases import on
 from fedrpc.methods.qffl import QFfl
+from fedrpc.methods.runtime import ClientContext, Round
 from fedrpc.models.state import payload_bytes, tensors
 from fedrpc.problem import Problem
 from fedrpc.wire.message import Tensors

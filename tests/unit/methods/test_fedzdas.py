@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from fedrpc.aggregation.mean import WeightedMean
 from fedrpc.config import TrainConfig
 from fedrpc.data.examples import Examples
-from fedrpc.methods.base import ClientContext, on
-from fedrpc.methods.blocks.mean import WeightedMean
-from fedrpc.methods.blocks.train import train
 from fedrpc.methods.blocks.zero_shot import Inversion, inversion
-from fedrpc.methods.fedavg import FIT, Global, Update, cross_entropy
+from fedrpc.methods.fedavg import FIT, Global, Update
 from fedrpc.methods.fedzdas import FedZdas
+from fedrpc.methods.phases import on
+from fedrpc.methods.runtime import ClientContext
 from fedrpc.models.state import load, tensors
 from fedrpc.seeds import derive
+from fedrpc.training.loop import train
+from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.message import Tensors
 from tests.fakes import CPU, problem_of, run_in_memory
 from tests.unit.wire.messages import same

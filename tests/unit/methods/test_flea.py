@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods.base import ClientContext, on
 from fedrpc.methods.blocks.mixup import EndlessOrder, mix, one_hot, soft_cross_entropy
 from fedrpc.methods.fedavg import Global, Update
 from fedrpc.methods.flea import EXTRACT, FIT, Chosen, Features, Flea, Measured, Objective, Shared, Start, divergence
+from fedrpc.methods.phases import on
+from fedrpc.methods.runtime import ClientContext
 from fedrpc.metrics.exposure import exposure_matrix, movements
 from fedrpc.metrics.features import dcor2
 from fedrpc.models import Model, load, split, tensors

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedrpc.methods.fedavg import FedAvg, Global, cross_entropy
+from fedrpc.methods.fedavg import FedAvg, Global
 from fedrpc.methods.feddecorr import decorrelation
 from fedrpc.methods.fedlc import margins
 from fedrpc.methods.fedntd import not_true_distillation
 from fedrpc.methods.fedprox import pull
+from fedrpc.training.losses import cross_entropy
 from tests.fakes import problem_of, run_in_memory
 
 

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods.base import ClientContext, Loss
 from fedrpc.methods.fedmix import Means
 from fedrpc.methods.naivemix import NaiveMix
+from fedrpc.methods.runtime import ClientContext
+from fedrpc.training.losses import Loss
 from tests.fakes import InMemoryFederation, problem_of, run_in_memory
 
 MEANS_OF_THREE = {"mean_size": 3}

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from fedrpc.errors import ConfigError, QuorumError
-from fedrpc.methods.base import ClientContext, on
+from fedrpc.methods.phases import on
 from fedrpc.methods.qffl import FIT, FairStep, FairUpdate, QFfl
+from fedrpc.methods.runtime import ClientContext
 from fedrpc.models.state import load
 from fedrpc.wire.message import Tensors
 from tests.fakes import mlp, problem_of, run_in_memory

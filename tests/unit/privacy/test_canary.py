@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from fedrpc.config import PrivacyConfig, TrainConfig
 from fedrpc.data.examples import Examples
 from fedrpc.privacy.accountant import spent
-from fedrpc.privacy.dpsgd import DpSgd
 from fedrpc.privacy.mechanisms import History, Trainings
 from fedrpc.seeds import derive, torch_generator
+from fedrpc.training.dpsgd import DpSgd
 
 DELTA = 1e-5
 TRIALS = 250

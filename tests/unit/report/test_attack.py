@@ -15,11 +15,11 @@ from rich.console import Console
 from torch import Tensor
 
 from fedrpc.errors import ConfigError
-from fedrpc.privacy.attacks.evidence import NOISE, RAW, SHARED, UNTRAINED
-from fedrpc.privacy.attacks.rebuilding import Rebuilt, Row
 from fedrpc.report.attack import render, show_attack
 from fedrpc.report.attack_page import page
 from fedrpc.report.attack_picture import draw, is_image, lines, pixels
+from fedrpc.study.attacks.evidence import NOISE, RAW, SHARED, UNTRAINED
+from fedrpc.study.attacks.rebuilding import Rebuilt, Row
 
 
 def rebuilt(shape: tuple[int, ...] = (3, 12, 10), count: int = 2) -> Rebuilt:

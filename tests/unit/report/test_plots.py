@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedrpc.report import plots_bytes, plots_learning, plots_split
-from fedrpc.report.reading import read_run
 from fedrpc.report.style import CSS
+from fedrpc.study.reading import read_run
 from fedrpc.wire.kinds import Kind
 
 MakeRun = Callable[..., Path]

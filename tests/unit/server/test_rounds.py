@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from fedrpc.errors import Abstained, QuorumError
-from fedrpc.methods.base import Phase, Reply
 from fedrpc.methods.fedavg import FIT, Global, Update
+from fedrpc.methods.phases import Phase, Reply
 from fedrpc.server import mailbox as mailboxes
 from fedrpc.server import rounds
 from fedrpc.server.mailbox import Mailbox, Task

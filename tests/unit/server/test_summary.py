@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import fedrpc
-from fedrpc.methods.base import Cost, Reported
+from fedrpc.methods.cost import Cost
 from fedrpc.methods.fedavg import FedAvg
+from fedrpc.methods.tools import Reported
 from fedrpc.models.state import payload_bytes, tensors
 from fedrpc.server import summary
 from fedrpc.wire.kinds import Kind

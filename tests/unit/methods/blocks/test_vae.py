@@ -14,7 +14,7 @@ from torch.distributions import Normal, kl_divergence
 from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.vae import Pixels, VaeLoss, decoder_of, divergence, drawn, reconstruction
 from fedrpc.models.dpms import Vae, vae_parts
-from fedrpc.privacy.dpsgd import network_for
+from fedrpc.training.dpsgd import network_for
 from tests.fakes import problem_of
 
 UNIT = Pixels(torch.zeros(1, 1, 1), torch.ones(1, 1, 1))

@@ -1,0 +1,54 @@
+"""What a run's messages should weigh by a method's own formula, to hold against what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic
+
+from fedrpc.methods.phases import ClientId
+from fedrpc.methods.runtime import Env, P_co
+from fedrpc.wire.kinds import Direction, Kind
+
+
+@dataclass(frozen=True)
+class Shapes(Generic[P_co]):
+    """What a cost formula may use: sizes only.
+
+    Args:
+        weights_bytes: The network's payload, 4 bytes a float and 8 a BatchNorm counter.
+        cohorts: Who was asked in each round.
+        num_examples: Training examples of every client.
+        class_counts: The same by class.
+    """
+
+    weights_bytes: int
+    cohorts: Sequence[Sequence[ClientId]]
+    num_examples: Sequence[int]
+    class_counts: Sequence[Sequence[int]]
+    env: Env[P_co]
+
+    @property
+    def sample_floats(self) -> int:
+        """Values of one input."""
+        return math.prod(self.env.shape)
+
+    @property
+    def num_asked(self) -> int:
+        """Participations over all rounds."""
+        return sum(len(cohort) for cohort in self.cohorts)
+
+
+@dataclass
+class Cost:
+    """Tensor bytes that a formula predicts, by direction and kind."""
+
+    down: dict[Kind, int] = field(default_factory=dict)
+    up: dict[Kind, int] = field(default_factory=dict)
+
+    def add(self, direction: Direction, kind: Kind, size_bytes: int) -> Cost:
+        """Adds bytes; returns itself so that a formula reads as one sum."""
+        side = self.down if direction == "down" else self.up
+        side[kind] = side.get(kind, 0) + size_bytes
+        return self

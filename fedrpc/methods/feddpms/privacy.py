@@ -1,0 +1,128 @@
+"""The privacy of FedDPMS's latent means: the mechanism that holds, and what the paper claims beside what is true.
+
+The paper bounds one coordinate of one draw by the classic Gaussian mechanism, and its noise has three readings: sigma/m
+(sections 3.4 and A.7), sigma/sqrt(m) (A.8) and sigma (equation 1). What leaves a client is a whole vector, many times
+over: alpha draws around one mean are exactly one release with the noise of one draw over the root of alpha.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from fedrpc.methods.runtime import Env
+from fedrpc.methods.tools import Reported
+from fedrpc.models.dpms import latent_model
+from fedrpc.privacy.gaussian import classic_epsilon, epsilon_of
+from fedrpc.privacy.mechanisms import Gaussian, Mechanism, no_guarantee
+
+DELTAS = (1e-5, 0.01)
+NAMED = no_guarantee("class indices tell how a client's labels rank")
+FILTERED = no_guarantee(
+    "the rejection filter: what may leave depends on the client's own model, and no noise hides where that ends"
+)
+HOLDS = {
+    "paper": "no guarantee: the audited figures would hold only without the rejection filter, and for classes of m "
+    "examples or more",
+    "private": "for the latent means alone, given the received model; weights and class indices are not covered",
+}
+
+
+def clipped(z: Tensor, bound: float) -> Tensor:
+    """Vectors of a 2-norm of at most `bound`, each in its own direction."""
+    shrunk: Tensor = z * (bound / z.norm(dim=1, keepdim=True).clamp_min(bound))
+    return shrunk
+
+
+def sensitivity(latent: int, m: int, clip: float | None = None) -> float:
+    """How far one of m latent vectors in [0, 1] can move their mean, in the 2-norm, when it is replaced.
+
+    Args:
+        latent: Length of a vector.
+        clip: The largest 2-norm of a vector, if it is cut.
+    """
+    across = math.sqrt(latent)
+    return (across if clip is None else min(across, 2 * clip)) / m
+
+
+def covering(*, latent: int, alpha: int, m: int, sigma: float, clip: float) -> Mechanism:
+    """The Gaussian mechanism around means of exactly m vectors that were cut; a record is behind one mean alone."""
+    return Gaussian(
+        sigma,
+        sensitivity(latent, m, clip),
+        draws=alpha,
+        covers="between neighbours with the same label, conditional on the received model; not of weights and classes",
+        parameters={"m": m, "latent": latent, "clip": clip, "unit": "record"},
+    )
+
+
+def noise_readings(sigma: float, m: int) -> dict[str, float]:
+    """The standard deviation of the noise as each part of the paper has it."""
+    return {"sigma/m": sigma / m, "sigma/sqrt(m)": sigma / math.sqrt(m), "sigma": sigma}
+
+
+def privacy_figures(
+    *, latent: int, alpha: int, n: int, m: int, sigma: float, clip: float | None = None
+) -> list[dict[str, Any]]:
+    """Claimed and audited epsilons of one client's means, a row for each reading and delta.
+
+    Args:
+        latent: Length of a latent vector.
+        alpha: Draws around each mean.
+        n: Means.
+        m: Latent vectors behind a mean.
+        clip: Their largest 2-norm, if they are cut.
+
+    Returns:
+        Rows with `claimed` (one coordinate, one draw, classic bound), `one_draw` (the whole vector), `class_draws`
+        (all draws around one mean: neighbours with the same label) and `all_draws` (the draws around all means: a
+        bound for any two neighbours).
+    """
+    rows = []
+    for reading, std in noise_readings(sigma, m).items():
+        mu = sensitivity(latent, m, clip) / std if std else math.inf
+        for delta in DELTAS:
+            rows.append(
+                {
+                    "reading": reading,
+                    "std": std,
+                    "delta": delta,
+                    "claimed": classic_epsilon(std * m, delta) if std else math.inf,
+                    "one_draw": epsilon_of(mu, delta),
+                    "class_draws": epsilon_of(mu * math.sqrt(alpha), delta),
+                    "all_draws": epsilon_of(mu * math.sqrt(alpha * n), delta),
+                }
+            )
+    return rows
+
+
+def privacy_record(env: Env) -> dict[str, Any]:
+    """What the records of a run have: its setting, the figures of that, and when they hold."""
+    params, latent = env.params, latent_model(env.model(), "feddpms").latent
+    setting = {"latent": latent, "alpha": params.alpha, "n": params.n, "m": params.m, "sigma": params.sigma}
+    clip = None if params.filters else params.clip_for(latent)
+    rows = privacy_figures(**setting, clip=clip)
+    return setting | {"clip": clip, "used": "sigma", "holds": HOLDS[params.mode], "rows": rows}
+
+
+def reported(*, filters: bool) -> tuple[Reported, ...]:
+    """What of it must be seen when a run ends; what is claimed or conditional says so in its heading.
+
+    Args:
+        filters: Whether clients reject draws, so that no audited figure holds for what left them.
+    """
+    audited = "audited ε without filter" if filters else "audited ε"
+    columns = {
+        "reading": "noise read as",
+        "delta": "δ",
+        "claimed": "ε the paper claims: one value, one draw",
+        "one_draw": f"{audited}: vector, one draw",
+        "class_draws": f"{audited}: all draws of a class",
+        "all_draws": f"{audited}: all draws",
+    }
+    about = "the paper has three readings of its noise; this run's is sigma itself"
+    means = Reported("latent_privacy.rows", "latent means", about, why="latent_privacy.holds", columns=columns)
+    passed = "share of draws for a class that passed the client's own filter"
+    return (Reported("acceptance", "acceptance", passed, spread=True), means) if filters else (means,)

@@ -1,0 +1,156 @@
+"""What a federated method is: a server half that asks clients typed questions, and a client half that answers them.
+
+A method is one file. `fedavg.py` is the smallest whole example; README.md in this folder walks through it. The names
+that a method needs can all be imported from here.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+from torch import nn
+from typing_extensions import TypeVar as TypeVarWithDefault
+
+from fedrpc.methods.cost import Cost, Shapes
+from fedrpc.methods.phases import Answering, ClientId, Phase, Reply, on
+from fedrpc.methods.runtime import Aggregate, ClientContext, Env, Round
+from fedrpc.registry import Registry
+from fedrpc.training.loop import TrainReport
+from fedrpc.training.losses import Loss
+from fedrpc.wire.message import Tensors
+
+__all__ = [
+    "METHODS",
+    "Aggregate",
+    "ClientContext",
+    "ClientId",
+    "Cost",
+    "DpSgdStance",
+    "Env",
+    "Loss",
+    "Method",
+    "P",
+    "Params",
+    "Phase",
+    "Reply",
+    "Round",
+    "Shapes",
+    "TrainReport",
+    "allowed",
+    "on",
+    "refused",
+    "register",
+]
+
+
+class Params(BaseModel):
+    """A method's own parameters: subclass it, give every field a default, validate in the usual pydantic ways."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+State = TypeVar("State")
+P = TypeVarWithDefault("P", bound=Params, default=Params)
+M = TypeVar("M", bound="type[Method[Any, Any]]")
+
+
+@dataclass(frozen=True)
+class DpSgdStance:
+    """Whether a method can be trained with DP-SGD, and why not."""
+
+    is_allowed: bool
+    reason: str = ""
+
+
+def allowed() -> DpSgdStance:
+    """For a loss that is the mean of one term for each example, where all else that it trains on is not private."""
+    return DpSgdStance(True)
+
+
+def refused(reason: str) -> DpSgdStance:
+    """For every other method."""
+    return DpSgdStance(False, reason)
+
+
+_SILENT = refused("it does not say whether its loss is the mean of one term for each example (dp_sgd)")
+
+
+class Method(Answering, Generic[State, P]):
+    """A federated method.
+
+    Type arguments:
+        State: A message dataclass: what the server keeps from round to round. It changes only by `round` returning a
+            new one, and is checkpointed before the next round starts.
+        P: The method's parameters, a subclass of `Params`; typed as `ctx.params`, `rnd.params` and `env.params`.
+    """
+
+    name: ClassVar[str]
+    Params: ClassVar[type[Params]] = Params  # follows from the type argument
+    shares: ClassVar[str] = ""  # what leaves a client beside weights and scalars; shown wherever the method is
+    shares_raw_data: ClassVar[bool] = False
+    # Every method says so itself: a subclass with another loss does not inherit it.
+    dp_sgd: ClassVar[DpSgdStance] = _SILENT
+    # Why the server must see each client's own update, not only the aggregate; "" when the aggregate is enough.
+    needs_each_update: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in vars(cls).get("__orig_bases__", ()):
+            for argument in typing.get_args(base):
+                if isinstance(argument, type) and issubclass(argument, Params):
+                    cls.Params = argument
+
+    def network(self, build: Callable[[], nn.Module]) -> nn.Module:
+        """The network that travels: the configured one, or what the method makes of it (a projection head)."""
+        return build()
+
+    def check(self, env: Env[P]) -> None:
+        """Optional: raises ConfigError when the method cannot work with this run; called before anybody joins."""
+
+    def init(self, env: Env[P]) -> State:
+        """The state before the first round."""
+        raise NotImplementedError
+
+    async def setup(self, state: State, rnd: Round[P]) -> State:
+        """Optional: before round 0, with every client in the cohort."""
+        return state
+
+    async def round(self, state: State, rnd: Round[P]) -> State:
+        """One round: asks the cohort through `rnd` and returns the next state."""
+        raise NotImplementedError
+
+    async def finalize(self, state: State, rnd: Round[P]) -> State:
+        """Optional: after the last round, with every client in the cohort."""
+        return state
+
+    def model(self, state: State) -> Tensors:
+        """The weights that evaluation and model.safetensors use."""
+        raise NotImplementedError
+
+    def cost(self, shapes: Shapes[P]) -> Cost:
+        """Tensor bytes by kind and direction, in closed form, for the whole run."""
+        raise NotImplementedError
+
+    @classmethod
+    def overrides(cls, stage: str) -> bool:
+        """Whether a method has an attribute of this class, such as the optional stage "setup", of its own."""
+        return getattr(cls, stage) is not getattr(Method, stage)
+
+    @classmethod
+    def dp_sgd_stance(cls) -> DpSgdStance:
+        """What the method itself says about DP-SGD; not having said anything is a refusal."""
+        stance: DpSgdStance = vars(cls).get("dp_sgd", _SILENT)
+        return stance
+
+
+METHODS: Registry[type[Method[Any, Any]]] = Registry("method", "methods")
+
+
+def register(cls: M) -> M:
+    """Registers a method under its name."""
+    METHODS.register(cls.name)(cls)
+    return cls

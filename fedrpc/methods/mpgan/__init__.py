@@ -1,0 +1,1 @@
+"""MP-GAN and its class-conditional variant."""

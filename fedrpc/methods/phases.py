@@ -1,0 +1,100 @@
+"""Phases: the typed questions that a server half asks and a client half answers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.ledger import EVALUATE, SESSION
+from fedrpc.wire.message import check_message, fields, schema_digest
+
+ClientId = int
+Down = TypeVar("Down")
+Up = TypeVar("Up")
+Check = Callable[[Down, Up], None]
+
+RESERVED_PHASES = frozenset({SESSION, EVALUATE})
+
+
+@dataclass(frozen=True)
+class Phase(Generic[Down, Up]):
+    """A typed question.
+
+    Args:
+        name: Its name in the ledger, the records and the logs.
+        down: The message that asks.
+        up: The message that answers.
+        same: Fields of the answer that must have the names, shapes and dtypes of the question's field of that name.
+            An answer that has not, or has NaN or infinity outside its scalars, counts as missing.
+        check: Called with question and answer; raises ValueError when the answer makes no sense (labels out of range),
+            and the client counts as missing: no client's answer may hurt the others.
+    """
+
+    name: str
+    down: type[Down]
+    up: type[Up]
+    same: tuple[str, ...] = ()
+    check: Callable[[Down, Up], None] | None = None
+
+    def __post_init__(self) -> None:
+        check_message(self.down)
+        check_message(self.up)
+        for name in self.same:
+            for cls in (self.down, self.up):
+                if name not in {f.name for f in fields(cls)}:
+                    raise TypeError(f"phase '{self.name}': {cls.__name__} has no field '{name}' to hold 'same'")
+
+
+@dataclass(frozen=True)
+class Reply(Generic[Up]):
+    """One client's answer."""
+
+    client: ClientId
+    body: Up
+
+
+def on(phase: Phase[Down, Up]) -> Callable[[Callable[[Any, Any, Down], Up]], Callable[[Any, Any, Down], Up]]:
+    """Marks the function that answers a phase on the client."""
+
+    def mark(function: Callable[[Any, Any, Down], Up]) -> Callable[[Any, Any, Down], Up]:
+        function.answers = phase  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+class Answering:
+    """A class whose functions marked with `@on` answer phases on the client: a method, or an aggregator."""
+
+    phases: ClassVar[dict[str, tuple[Phase[Any, Any], str]]] = {}  # by name, with the attribute that answers
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        found = dict(cls.phases)
+        for attribute, value in vars(cls).items():
+            phase = getattr(value, "answers", None)
+            if phase is None:
+                continue
+            if phase.name in RESERVED_PHASES:
+                raise TypeError(f"{cls.__name__}: the phase name '{phase.name}' is the coordinator's own")
+            if any(field.kind == Kind.ENVELOPE for field in fields(phase.up)):
+                raise TypeError(
+                    f"{cls.__name__}: phase '{phase.name}' answers with text, which no privacy row would account for"
+                )
+            found[phase.name] = (phase, attribute)
+        cls.phases = found
+
+    def answer(self, phase: str, ctx: Any, message: Any) -> Any:
+        """The client half's answer to a phase, by name."""
+        return getattr(self, self.phases[phase][1])(ctx, message)
+
+    @classmethod
+    def schema_digest(cls) -> bytes:
+        """SHA-256 over every phase's name and the layout of its messages: server and client must agree on it."""
+        hasher = hashlib.sha256()
+        for name, (phase, _) in sorted(cls.phases.items()):
+            hasher.update(f"{name}\n".encode() + schema_digest(phase.down, phase.up))
+        return hasher.digest()

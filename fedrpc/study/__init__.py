@@ -1,0 +1,1 @@
+"""Opens finished runs and computes: attacks, inversions, audits."""

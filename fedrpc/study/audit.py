@@ -1,0 +1,206 @@
+"""`fedrpc audit`: is privacy.jsonl whole, does the summary say what it says, and does a second accountant agree?"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedrpc.errors import ConfigError, WireError
+from fedrpc.privacy.accountant import epsilons, merged, spent
+from fedrpc.privacy.ledger import GENESIS, check_filed, history_of
+from fedrpc.privacy.mechanisms import History
+from fedrpc.privacy.second import second_opinion, tight
+from fedrpc.privacy.summary import bare, summarise
+from fedrpc.study.reading import check_finished
+
+TOLERANCE = 0.01
+RUN = "the run"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One epsilon of the summary, held against others.
+
+    Attributes:
+        what: A kind, or the run.
+        reported: What summary.json says; None when it promises nothing.
+        again: The same accountant on the rows as they are now.
+        second: dp-accounting in the same manner.
+        tight: dp-accounting, nearly exact; None where it would take too long.
+        covers: What the summary promises, or why nothing.
+    """
+
+    what: str
+    reported: float | None
+    again: float | None
+    second: float | None
+    tight: float | None
+    accountant: str | None
+    covers: str
+
+
+@dataclass
+class Audit:
+    """What an audit found.
+
+    Attributes:
+        heads: For each client, how many rows there are and the hash of the last.
+        faults: What is wrong, in words; empty when all is well.
+    """
+
+    num_rows: int
+    heads: dict[int, tuple[int, bytes]]
+    lines: list[Line]
+    faults: list[str] = field(default_factory=list)
+
+
+def audit(run: Path) -> Audit:
+    """Checks a finished run's privacy."""
+    summary = _summary(run)
+    rows, heads, faults = _rows(run / "privacy.jsonl")
+    found = Audit(len(rows), heads, [], faults + _against_stores(run, heads))
+    told = summary["privacy"]
+    again = summarise(rows, told["delta"])
+    for kind in sorted({*told["releases"], *again["releases"]}):
+        ours, theirs = told["releases"].get(kind), again["releases"].get(kind)
+        if (ours and ours["count"]) != (theirs and theirs["count"]):
+            had, has = (entry["count"] if entry else 0 for entry in (ours, theirs))
+            found.faults.append(f"{kind}: summary.json counts {had} releases, privacy.jsonl has {has}")
+    for what, ours, theirs in _promises(told, again):
+        mine = rows if what == RUN else [row for row in rows if row["kind"] == what]
+        line = _line(what, ours, theirs, mine, told["delta"])
+        found.lines.append(line)
+        found.faults += _disagreements(line)
+    return found
+
+
+def _summary(run: Path) -> dict[str, Any]:
+    check_finished(run, ("config.toml", "summary.json", "privacy.jsonl"))
+    path = run / "summary.json"
+    try:
+        return json.loads(path.read_text())  # type: ignore[no-any-return]
+    except ValueError as error:
+        raise ConfigError(f"{path} can not be read: {error}") from None
+
+
+def _rows(path: Path) -> tuple[list[dict[str, Any]], dict[int, tuple[int, bytes]], list[str]]:
+    """The rows, every client's head, and where a chain breaks; a broken chain is followed no further."""
+    rows: list[dict[str, Any]] = []
+    heads: dict[int, tuple[int, bytes]] = {}
+    broken: dict[int, str] = {}
+    with path.open() as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = json.loads(line)
+                client = row["client"]
+                if client not in broken:
+                    heads[client] = check_filed(row, *heads.get(client, (0, GENESIS)))
+                history_of(row)
+                rows.append(row)
+            except WireError as error:
+                broken[client] = f"privacy.jsonl, line {number}: {error}"
+                if _readable(row):
+                    rows.append(row)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                broken[-number] = f"privacy.jsonl, line {number} can not be read: {error}"
+    return rows, heads, list(broken.values())
+
+
+def _readable(row: dict[str, Any]) -> bool:
+    try:
+        history_of(row)
+    except (ValueError, KeyError, TypeError):
+        return False
+    return {"client", "kind", "covers", "parameters", "adjacency"} <= set(row)
+
+
+def _against_stores(run: Path, heads: dict[int, tuple[int, bytes]]) -> list[str]:
+    """Local clients keep their own chains beside the run: rows cut off the end of the file show there."""
+    faults = []
+    run_id = (run / "run_id").read_text().strip() if (run / "run_id").is_file() else ""
+    for folder in sorted((run / "clients").glob(f"*/{run_id}")) if run_id else []:
+        database = folder / "store.db"
+        if not database.is_file():
+            continue
+        with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as db:
+            last = db.execute("SELECT number, hash FROM privacy ORDER BY number DESC LIMIT 1").fetchone()
+        db.close()
+        client = int(folder.parent.name)
+        theirs = (last[0] + 1, last[1]) if last else (0, GENESIS)
+        ours = heads.get(client, (0, GENESIS))
+        if theirs != ours:
+            faults.append(
+                f"client {client}: its own chain ends with row {theirs[0] - 1}, privacy.jsonl's copy differs "
+                f"(it has {ours[0]} whole rows)"
+            )
+    return faults
+
+
+def _promises(told: dict[str, Any], again: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any], dict[str, Any]]]:
+    nothing = {"epsilon": None, "covers": "nothing left"}
+    for kind in sorted({*told["releases"], *again["releases"]}):
+        yield kind, told["releases"].get(kind, nothing), again["releases"].get(kind, nothing)
+    yield RUN, told | {"covers": told["reason"] or "all that left"}, again
+
+
+def _line(what: str, ours: dict[str, Any], theirs: dict[str, Any], rows: list[dict[str, Any]], delta: float) -> Line:
+    if ours["epsilon"] is None:
+        return Line(what, None, theirs["epsilon"], None, None, None, ours["covers"])
+    history = _worst(rows, delta)
+    about, accountant = epsilons(history, delta).best
+    second = second_opinion(history, delta, accountant)
+    return Line(
+        what, ours["epsilon"], theirs["epsilon"], second, tight(history, delta, about), accountant, ours["covers"]
+    )
+
+
+def _worst(rows: list[dict[str, Any]], delta: float) -> History:
+    by_client: dict[int, list[History]] = defaultdict(list)
+    for row in rows:
+        if not bare(row):
+            by_client[row["client"]].append(history_of(row))
+    return max((merged(found) for found in by_client.values()), key=lambda history: spent(history, delta), default=())
+
+
+def _disagreements(line: Line) -> list[str]:
+    if line.reported is None:
+        return [f"{line.what}: summary.json promises nothing, the rows give {line.again}"] if line.again else []
+    faults = []
+    for name, value in (("privacy.jsonl", line.again), ("dp-accounting", line.second)):
+        if value is None or abs(value - line.reported) > TOLERANCE * max(line.reported, 1e-3):
+            faults.append(f"{line.what}: summary.json says epsilon {line.reported:.6g}, {name} gives {value}")
+    if line.tight is not None and line.tight > line.reported * (1 + TOLERANCE):
+        faults.append(f"{line.what}: epsilon {line.reported:.6g} is less than the {line.tight:.6g} that it must be")
+    return faults
+
+
+def show(run: Path, console: Console) -> bool:
+    """Prints an audit and writes audit.json; says whether all is well."""
+    found = audit(run)
+    table = Table(title=f"Privacy of {run}", title_justify="left", header_style="bold")
+    for name in ("what", "reported", "again", "dp-accounting", "tight", "what is promised"):
+        table.add_column(name, justify="left" if name.startswith("what") else "right")
+    for line in found.lines:
+        values = (line.reported, line.again, line.second, line.tight)
+        told = line.covers + (f" ({line.accountant})" if line.accountant else "")
+        table.add_row(line.what, *("-" if value is None else f"{value:.4g}" for value in values), Text(told))
+    console.print(table)
+    for fault in found.faults:
+        console.print(Text("wrong ", style="red") + Text(fault), soft_wrap=True)
+    verdict = "every chain is whole, and the accounts agree" if not found.faults else f"{len(found.faults)} faults"
+    console.print(f"{found.num_rows:,} releases of {len(found.heads)} clients: {verdict}", highlight=False)
+    # Whoever keeps the heads elsewhere can tell later whether all of a file was written anew.
+    heads = {client: {"rows": count, "head": head.hex()} for client, (count, head) in found.heads.items()}
+    lines = [vars(line) for line in found.lines]
+    result = {"rows": found.num_rows, "faults": found.faults, "lines": lines, "heads": heads}
+    (run / "audit.json").write_text(json.dumps(result, indent=1) + "\n")
+    return not found.faults

@@ -1,0 +1,1 @@
+"""Certificates, credentials and addresses of the two ends."""

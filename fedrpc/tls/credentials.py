@@ -1,0 +1,57 @@
+"""TLS on both sides: one function each, and plaintext beyond loopback only when it is asked for by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from fedrpc.errors import ConfigError
+from fedrpc.tls.endpoint import check_address, check_pem, is_loopback, read_pem
+
+
+@dataclass(frozen=True)
+class ServerTls:
+    """Where the server's certificates are; with a client CA every client must show its own certificate."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+@dataclass(frozen=True)
+class ClientTls:
+    """Where a client's certificates are."""
+
+    ca: Path
+    cert: Path | None = None
+    key: Path | None = None
+
+
+def server_credentials(address: str, tls: ServerTls | None, insecure: bool) -> grpc.ServerCredentials | None:
+    """TLS credentials, or None for plaintext."""
+    check_address(address, "--listen")
+    if tls is None:
+        _refuse_plaintext(address, insecure, "--tls-cert and --tls-key")
+        return None
+    pair, client_ca = (read_pem(tls.key), read_pem(tls.cert)), read_pem(tls.client_ca) if tls.client_ca else None
+    check_pem(tls.client_ca, tls.cert, tls.key)
+    return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
+
+
+def channel_credentials(address: str, tls: ClientTls | None, insecure: bool) -> grpc.ChannelCredentials | None:
+    """TLS credentials, or None for plaintext."""
+    check_address(address, "--server")
+    if tls is None:
+        _refuse_plaintext(address, insecure, "--tls-ca")
+        return None
+    ca = read_pem(tls.ca)
+    cert, key = (read_pem(path) if path else None for path in (tls.cert, tls.key))
+    check_pem(tls.ca, tls.cert, tls.key)
+    return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+def _refuse_plaintext(address: str, insecure: bool, options: str) -> None:
+    if not insecure and not is_loopback(address):
+        raise ConfigError(f"{address} is not loopback: give {options}, or --insecure to speak in the clear")

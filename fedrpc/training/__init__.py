@@ -1,0 +1,1 @@
+"""Local training: the loop, the losses, DP-SGD."""

@@ -1,0 +1,90 @@
+"""The study as a whole: its controls decide whether it is believed, and its one line says no more than it found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fedrpc.study.attacks import study
+from fedrpc.study.attacks.context import Detected
+from fedrpc.study.attacks.evidence import NOISE, RAW, SHARED, UNTRAINED
+from fedrpc.study.attacks.rebuilding import Rebuilt, Row
+from fedrpc.study.attacks.study import CAUTION, Findings
+from tests.unit.study.attacks.toys import EFFORT, evidence
+
+LABELS = "Class labels travel with the items in clear."
+
+
+def rebuilt(shared: float = 0.05, raw: float = 0.0, noise: float = 1.0) -> Rebuilt:
+    left = {SHARED: shared, RAW: raw, NOISE: noise, UNTRAINED: 0.5}
+    rows = tuple(Row(what, name, value * 0.1, value, 0.5) for what, value in left.items() for name in ("linear",))
+    return Rebuilt(rows, Row("guess", "none", 0.1, 1.0, 0.1), (0,), 4, 1.0, {}, {})
+
+
+def detected(shared: float = 95.0, raw: float = 100.0, shuffled: float = 50.0) -> Detected:
+    return Detected((10, 100), (60.0, shared), (80.0, raw), shuffled, 400)
+
+
+def findings(**values: float) -> Findings:
+    one = {name: value for name, value in values.items() if name in ("noise",)}
+    if "left" in values:
+        one["shared"] = values["left"]
+    if "raw_left" in values:
+        one["raw"] = values["raw_left"]
+    two = {name: value for name, value in values.items() if name in ("shared", "raw", "shuffled")}
+    parts = rebuilt(**one), detected(**two)
+    return Findings(*parts, tuple(study._failures(*parts)))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"raw_left": 0.06}, "raw inputs did not come back: 6.0 % of the variance is left"),
+        ({"noise": 0.85}, "noise left 85.0 % of the variance instead of about 100 %"),
+        ({"noise": float("nan")}, "noise left nan %"),
+        ({"raw": 90.0}, "on raw inputs the mark was seen in 90.0 % only"),
+        ({"shuffled": 61.0}, "with shuffled marks 61.0 % were told right instead of about 50 %"),
+    ],
+)
+def test_a_failed_control_is_the_verdict(values: dict[str, float], words: str) -> None:
+    found = findings(**values)
+    assert len(found.failed_controls) == 1
+    told = study.verdict(found, LABELS)
+    assert told.startswith("Do not trust this study")
+    assert words in told
+
+
+@pytest.mark.parametrize(
+    ("left", "words"),
+    [
+        (0.05, "What was shared gives its inputs away (5 % of the variance is left)"),
+        (0.3, "Much of the inputs can be rebuilt (30 %"),
+        (0.8, "Some of the inputs can be rebuilt (80 %"),
+        (0.99, "Next to nothing was rebuilt (99 %"),
+    ],
+)
+def test_the_verdict_says_what_was_found_and_promises_nothing(left: float, words: str) -> None:
+    told = study.verdict(findings(left=left), LABELS)
+    assert told.startswith(words)
+    assert LABELS in told
+    assert told.endswith(CAUTION)
+    assert "guarantee" in CAUTION
+
+
+def test_the_verdict_says_whether_a_mark_is_seen() -> None:
+    assert "a mark is seen in 90 % once 100 items were learned from" in study.verdict(findings(), LABELS)
+    assert "a mark is seen in 60 % after 100 items" in study.verdict(findings(shared=60.0), LABELS)
+
+
+def test_a_study_of_raw_data_holds_its_controls_tells_its_steps_and_repeats_itself() -> None:
+    effort = replace(EFFORT, epochs=4)
+    told: list[str] = []
+    found = study.run(evidence(), effort, told.append)
+    assert found.failed_controls == ()
+    assert len(told) == study.num_steps(evidence(), effort)
+    figures = study.figures(found)
+    assert json.loads(json.dumps(figures)) == figures
+    assert figures == study.figures(study.run(evidence(), effort))
+    assert figures["context"]["enough_for_90"]["raw"] == 30
