@@ -103,6 +103,12 @@ class RunConfig(_Frozen):
     parallel: int = Field(0, ge=0, description="clients that work at a time; 0 is no limit")
     train: TrainConfig = TrainConfig()
     params: dict[str, Any] = Field(default_factory=dict)
+    selection: str = Field("uniform", description="how a round's cohort is chosen")
+    aggregators: tuple[str, ...] = Field(("mean",), description="layers of aggregation, in the order in which they act")
+    server_optimizer: Literal["none", "sgdm", "adam", "yogi", "adagrad"] = Field(
+        "none", description="the last layer: FedAvgM, FedAdam, FedYogi or FedAdagrad"
+    )
+    aggregation: dict[str, dict[str, Any]] = Field(default_factory=dict, description="parameters, by layer")
     privacy: PrivacyConfig = PrivacyConfig()
     limits: LimitsConfig = LimitsConfig()
 
@@ -111,6 +117,11 @@ class RunConfig(_Frozen):
         """Names the run: SHA-256 of all that changes what is computed, as 16 hex digits."""
         content = self.model_dump(exclude={"rounds", "parallel", "device", "limits"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """All layers of aggregation."""
+        return self.aggregators + (() if self.server_optimizer == "none" else (self.server_optimizer,))
 
     @property
     def cohort_size(self) -> int:
@@ -130,7 +141,25 @@ def build(values: Mapping[str, Any]) -> RunConfig:
     cls = METHODS[config.method]
     params = _validated(cls.Params, config.params, f"parameter of {config.method}", "params.")
     # Written out whole, so that a default and the same value by hand are the same run.
-    return config.model_copy(update={"params": params.model_dump(mode="json")})
+    complete = {"params": params.model_dump(mode="json"), "aggregation": _aggregation(config)}
+    return config.model_copy(update=complete)
+
+
+def _aggregation(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """The parameters of every layer of aggregation, written out whole."""
+    from fedrpc.aggregation import AGGREGATORS
+
+    if unused := set(config.aggregation) - set(config.layers):
+        raise UnknownName("layer of aggregation with parameters", min(unused), config.layers)
+    if len(set(config.layers)) < len(config.layers):
+        raise ConfigError(f"each layer of aggregation can stand once, got {', '.join(config.layers)}")
+    found = {}
+    for name in config.layers:
+        values = config.aggregation.get(name, {})
+        params = _validated(AGGREGATORS[name].Params, values, f"parameter of {name}", f"aggregation.{name}.")
+        if written := params.model_dump(mode="json"):
+            found[name] = written
+    return found
 
 
 def told(text: str) -> RunConfig:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import mmap
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +17,7 @@ import torch
 from torch import nn
 
 from fedrpc import models
+from fedrpc.aggregation.aggregator import AGGREGATORS, Aggregator, combining_layer
 from fedrpc.config import RunConfig, params_of
 from fedrpc.data.datasets import DataSet, Split, load
 from fedrpc.data.examples import ClientData, Examples
@@ -22,6 +25,7 @@ from fedrpc.data.partition import Partition, local_split, partition, subsample
 from fedrpc.errors import ConfigError
 from fedrpc.methods import METHODS
 from fedrpc.methods.method import Method
+from fedrpc.methods.phases import Answering
 from fedrpc.methods.runtime import Env
 from fedrpc.seeds import derive, seed_torch
 from fedrpc.training.loop import train
@@ -70,6 +74,43 @@ class Problem:
             bounds=self.dataset.bounds(config.normalise),
         )
         self.method.check(self.env)
+        self.aggregators = self._aggregators()
+
+    def _aggregators(self) -> list[Aggregator[Any, Any]]:
+        """The layers of aggregation, in the order in which they act; raises ConfigError for those that do not fit."""
+        config, method = self.config, type(self.method)
+        if method.aggregates_itself and config.layers != ("mean",):
+            raise ConfigError(
+                f"{config.method} does not use the run's aggregators ({method.aggregates_itself}), got "
+                f"{', '.join(config.layers)}; leave them out, or choose another --method"
+            )
+        layers = []
+        for name in config.layers:
+            cls = AGGREGATORS[name]
+            if method.needs_each_update and cls.hides_updates:
+                raise ConfigError(
+                    f"{config.method} needs each client's update ({method.needs_each_update}), which '{name}' hides "
+                    f"({cls.hides_updates}); choose another --method or aggregator"
+                )
+            layer = cls(cls.Params(**config.aggregation.get(name, {})))
+            layer.check(self.env)
+            layers.append(layer)
+        try:
+            combining_layer(layers, {layer.name: layer.init(self.env) for layer in layers})
+        except ValueError as error:
+            raise ConfigError(f"aggregators: {error}") from None
+        phases = Counter(phase for half in (self.method, *layers) for phase in half.phases)
+        if twice := [phase for phase, count in phases.items() if count > 1]:
+            raise ConfigError(f"two of {config.method}, {', '.join(config.layers)} have a phase '{twice[0]}'")
+        return layers
+
+    def half_for(self, phase: str) -> Answering | None:
+        """Who answers a phase on a client: the method, or an aggregator with phases of its own."""
+        return next((half for half in (self.method, *self.aggregators) if phase in half.phases), None)
+
+    def schema_digest(self) -> bytes:
+        """SHA-256 over the messages of all phases: server and client must agree on it."""
+        return hashlib.sha256(b"".join(half.schema_digest() for half in (self.method, *self.aggregators))).digest()
 
     def _configured(self) -> nn.Module:
         return models.build(self.config.model, self.dataset.shape, self.dataset.num_classes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
@@ -12,15 +14,16 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Maps names to things; loads the entry point group `fedrpc.<plural>` on the first miss.
+    """Maps names to things; loads its built-in package and the entry point group `fedrpc.<plural>` on the first miss.
 
     Args:
         what: The singular noun used in errors, such as "method".
         plural: The last word of the entry point group, such as "methods".
+        builtin: A package whose modules register what they hold when they are imported.
     """
 
-    def __init__(self, what: str, plural: str) -> None:
-        self.what, self.group = what, f"fedrpc.{plural}"
+    def __init__(self, what: str, plural: str, builtin: str | None = None) -> None:
+        self.what, self.group, self._builtin = what, f"fedrpc.{plural}", builtin
         self._items: dict[str, T] = {}
         self._broken: dict[str, str] = {}  # why what somebody else's package names can not be loaded
         self._searched = False
@@ -58,6 +61,11 @@ class Registry(Generic[T]):
         if self._searched:
             return
         self._searched = True
+        if self._builtin:
+            # Only now: its modules import this registry's module, and each other.
+            package = importlib.import_module(self._builtin)
+            for module in pkgutil.walk_packages(package.__path__, f"{self._builtin}."):
+                importlib.import_module(module.name)
         for point in entry_points(group=self.group):
             if point.name in self._items:
                 continue

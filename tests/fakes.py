@@ -38,8 +38,9 @@ from fedrpc.seeds import derive
 from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Question, Task
 from fedrpc.server.roster import Roster, Session
 from fedrpc.server.rounds import Desk, ServerRound, task_id
+from fedrpc.server.selection import select_cohort
 from fedrpc.server.spool import Spool
-from fedrpc.server.summary import model_sha256, reported, reported_by, shapes_of
+from fedrpc.server.summary import model_sha256, predict_cost, reported, reported_by, shapes_of
 from fedrpc.wire.codec import Payload
 from fedrpc.wire.frames import Assembler, chunk_frames, parse, stored_payload
 from fedrpc.wire.ledger import Attempt, Rows, frame_kind, merge, totals
@@ -293,7 +294,7 @@ class Played:
 
     def predicted(self) -> dict[str, dict[str, int]]:
         """The method's formula, in the same form."""
-        cost = self.problem.method.cost(shapes_of(self.problem, self.weights, self.cohorts))
+        cost = predict_cost(self.problem, shapes_of(self.problem, self.weights, self.cohorts))
         return {
             side: {kind.label: size for kind, size in sorted(sizes.items()) if size}
             for side, sizes in (("down", cost.down), ("up", cost.up))
@@ -318,6 +319,7 @@ class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]
         self, problem: Problem, folder: Path | None = None, *, absent: Absent = lambda *_: False, quorum: float = 0.5
     ) -> None:
         self.problem, self._quorum = problem, quorum
+        self.aggregation = {layer.name: layer.init(problem.env) for layer in problem.aggregators}
         self._temporary = tempfile.TemporaryDirectory()
         here = Path(self._temporary.name)
         self.clients = InMemoryClients(problem, folder or here / "clients")
@@ -342,21 +344,21 @@ class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]
 
     def cohort(self, index: int) -> list[ClientId]:
         """Who is asked in a round, as the coordinator draws it."""
-        config = self.problem.config
-        chosen = derive(config.seed, "cohort", index).choice(config.clients, config.cohort_size, replace=False)
-        return sorted(int(client) for client in chosen)
+        return select_cohort(self.problem, index)
 
     def stage(self, index: int) -> ServerRound:
         """A round for the sampled cohort, or set-up for everybody."""
         everybody = range(self.problem.config.clients)
         self._seed_torch(index)
         cohort = everybody if index == SETUP_ROUND else self.cohort(index)
-        return ServerRound(self.desk, index, cohort, self._quorum, steps={}, save=self._save)
+        aggregation = self.aggregation
+        return ServerRound(self.desk, index, cohort, self._quorum, aggregation=aggregation, steps={}, save=self._save)
 
     def final_stage(self, index: int) -> ServerRound:
         """Finalize, after the last round."""
         self._seed_torch(index)
-        return ServerRound(self.desk, index, range(self.problem.config.clients), self._quorum)
+        everybody = range(self.problem.config.clients)
+        return ServerRound(self.desk, index, everybody, self._quorum, aggregation=self.aggregation)
 
     def _seed_torch(self, index: int) -> None:
         path = ("torch", "server", index, self.mailbox.durable)
@@ -393,6 +395,7 @@ class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]
         for index in range(rounds):
             rnd = self.stage(index)
             played.states.append(state := between(await method.round(state, rnd)))
+            self.aggregation = {name: held and between(held) for name, held in rnd.aggregation.items()}
             played.records.append(rnd.recorded)
             self.reach_durable_point()
         if type(method).overrides("finalize"):

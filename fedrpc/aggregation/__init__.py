@@ -1,1 +1,5 @@
-"""How updates become one."""
+"""How clients' updates become one."""
+
+from fedrpc.aggregation.aggregator import AGGREGATORS
+
+__all__ = ["AGGREGATORS"]

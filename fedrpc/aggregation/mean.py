@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedrpc.aggregation.aggregator import AGGREGATORS, Aggregator
 from fedrpc.errors import QuorumError
+from fedrpc.methods.phases import ClientId
 from fedrpc.wire.message import Tensors
+
+_BLOCK = 1 << 16  # values converted at a time: small enough to stay in the cache
 
 
 class WeightedMean:
@@ -24,7 +29,7 @@ class WeightedMean:
         self._total = 0.0
 
     def add(self, tensors: Tensors, weight: float) -> None:
-        """Adds one model; a client without examples (weight 0, or a lie below it) has no say."""
+        """Adds one model; one without a positive weight (a client without examples) is left out."""
         if not 0 < weight < math.inf:
             return
         for name, tensor in tensors.items():
@@ -37,9 +42,13 @@ class WeightedMean:
             known = self._sums.get(name)
             self._sums[name] = tensor.clone() if known is None else torch.maximum(known, tensor)
         elif name in self._sums:
-            self._sums[name].add_(tensor.double(), alpha=weight)
+            # A whole float64 copy of a large tensor would pass through memory twice: five times as slow.
+            sums, values = self._sums[name].view(-1), tensor.reshape(-1)
+            for start in range(0, len(values), _BLOCK):
+                end = start + _BLOCK
+                sums[start:end].add_(values[start:end].double(), alpha=weight)
         else:
-            self._sums[name] = tensor.double() * weight
+            self._sums[name] = tensor.double().contiguous() * weight
 
     @property
     def total(self) -> float:
@@ -48,10 +57,36 @@ class WeightedMean:
 
     @property
     def value(self) -> Tensors:
-        """The mean, in the dtypes that came."""
+        """The mean, in the dtypes of the models that were added."""
         if not self._total:
             raise QuorumError("no client that answered had any training data, so there is nothing to average")
         return {
             name: (total / self._total).to(self._dtypes[name]) if self._dtypes[name].is_floating_point else total
             for name, total in self._sums.items()
         }
+
+
+class _MeanOfUpdates:
+    """`WeightedMean` as a combiner."""
+
+    def __init__(self) -> None:
+        self._mean = WeightedMean()
+
+    def add(self, client: ClientId, tensors: Tensors, weight: float) -> None:
+        """Adds one client's update."""
+        self._mean.add(tensors, weight)
+
+    def combine(self) -> Tensors:
+        """The mean."""
+        return self._mean.value
+
+
+@AGGREGATORS.register("mean")
+class Mean(Aggregator[None]):
+    """The weighted mean, as in FedAvg."""
+
+    name = "mean"
+
+    def combiner(self, state: Any) -> _MeanOfUpdates:
+        """A fresh mean."""
+        return _MeanOfUpdates()

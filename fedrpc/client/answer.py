@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from fedrpc.aggregation.aggregator import Aggregator, Update
 from fedrpc.client.context import AnswerContext
 from fedrpc.client.store import ClientStore, Kept, Transaction
 from fedrpc.client.transport import Task
@@ -23,6 +25,7 @@ from fedrpc.seeds import seed_torch
 from fedrpc.wire.codec import decode, encode
 from fedrpc.wire.frames import check_name
 from fedrpc.wire.ledger import EVALUATE, LedgerAnswer, to_json
+from fedrpc.wire.message import averaged_fields
 from fedrpc.wire.tcpinfo import Meter
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
@@ -36,6 +39,7 @@ class Answerer:
         self._problem, self._client, self._store, self._device = problem, client, store, device
         self._meter = meter
         self._data = problem.client_data(client)
+        self._cache: dict[str, Any] = {}
         self.cpu_s = 0.0  # spent in methods' answers, most of it training
 
     def answer(self, task: Task, stop: threading.Event) -> Kept:
@@ -88,10 +92,11 @@ class Answerer:
     def _phase(self, name: str) -> Phase[Any, Any]:
         if name in BUILTIN:
             return BUILTIN[name]
-        method = self._problem.method
-        if name not in method.phases:
+        half = self._problem.half_for(name)
+        if half is None:
+            method = self._problem.method
             raise WireError(f"{method.name} has no phase '{name}'; it has {', '.join(sorted(method.phases))}")
-        return method.phases[name][0]
+        return half.phases[name][0]
 
     def _context(self, question: pb.Envelope, transaction: Transaction, stop: threading.Event) -> AnswerContext:
         context = AnswerContext(
@@ -104,6 +109,7 @@ class Answerer:
             stop=stop,
             spent=self._store.spent,
             num_released=self._store.num_released(),
+            cache=self._cache,
         )
         # Dropout and the like draw from torch's global stream, which is set anew for each answer.
         seed_torch(context.rng("torch"), self._device)
@@ -115,7 +121,24 @@ class Answerer:
         if phase.name in BUILTIN:
             rows = "\n".join(to_json(key, sums) for key, sums in self._store.booked().items())
             return LedgerAnswer(rows, *self._meter.read())
-        return self._problem.method.answer(phase.name, context, message)
+        method = self._problem.method
+        if phase.name in method.phases:
+            return self._transform(phase, context, message, method.answer(phase.name, context, message))
+        layer = self._problem.half_for(phase.name)
+        assert isinstance(layer, Aggregator), "`_phase` has looked"
+        return layer.answer(phase.name, context.for_layer(layer.name), message)
+
+    def _transform(self, phase: Phase[Any, Any], context: AnswerContext, message: Any, body: Any) -> Any:
+        """An answer after the run's aggregators had the fields that only count in the mean."""
+        for name, weigh in averaged_fields(phase.up).items():
+            tensors = sent = getattr(body, name)
+            received = getattr(message, name) if name in phase.same else None
+            for layer in self._problem.aggregators if sent is not None else ():
+                update = Update(name, tensors, float(weigh(body)), received)
+                tensors = layer.transform(context.for_layer(layer.name), update)
+            if tensors is not sent:
+                body = replace(body, **{name: tensors})
+        return body
 
     def _judge(self, context: AnswerContext, message: Candidate) -> Judgement:
         model = context.model()

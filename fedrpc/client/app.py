@@ -152,7 +152,7 @@ class ClientApp:
         for what, ours, theirs in (
             ("data set", problem.dataset.digest, answer.dataset_digest),
             ("partition", problem.partition.sha256, answer.partition_sha256),
-            ("method's messages", problem.method.schema_digest().hex(), answer.method_digest.hex()),
+            ("method's messages", problem.schema_digest().hex(), answer.method_digest.hex()),
         ):
             if ours != theirs:
                 raise Refused(

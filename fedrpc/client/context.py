@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from collections.abc import Callable, MutableMapping
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -25,14 +26,34 @@ from fedrpc.wire.v1 import coordinator_pb2 as pb
 T = TypeVar("T")
 
 
+class ScopedStore:
+    """The part of a store whose keys have a prefix."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store, self._prefix = store, prefix
+
+    def get(self, key: str, cls: type[T]) -> T | None:
+        """The message last put under a key."""
+        return self._store.get(self._prefix + key, cls)
+
+    def put(self, key: str, message: Any) -> None:
+        """Keeps a message."""
+        self._store.put(self._prefix + key, message)
+
+    def delete(self, key: str) -> None:
+        """Forgets a key."""
+        self._store.delete(self._prefix + key)
+
+
 class AnswerContext:
-    """One answer's context; implements `methods.base.ClientContext`.
+    """One answer's context; implements `methods.runtime.ClientContext`.
 
     Args:
         question: The envelope of the task.
         stop: Set when the server withdrew the task.
         spent: What this client released with a guarantee before.
         num_released: How many privacy rows it has.
+        cache: What methods keep in memory between answers.
     """
 
     def __init__(
@@ -47,10 +68,12 @@ class AnswerContext:
         stop: threading.Event,
         spent: Callable[[], History] = tuple,
         num_released: int = 0,
+        cache: MutableMapping[str, Any] | None = None,
     ) -> None:
         self.client, self.round, self.phase, self.step = client, question.round, question.phase, question.step
         self.env, self.data, self.params, self.device = problem.env, data, problem.params, device
         self.store: Store = store
+        self.cache: MutableMapping[str, Any] = {} if cache is None else cache
         self._problem, self._stop, self._spent = problem, stop, spent
         # What noise follows from: another question, or the same one after others were undone, never meets the same.
         self._question, self._num_released = question.digest.hex(), num_released
@@ -60,6 +83,13 @@ class AnswerContext:
     @property
     def _privacy(self) -> PrivacyConfig:
         return self._problem.config.privacy
+
+    def for_layer(self, name: str) -> AnswerContext:
+        """The same answer's context for an aggregator: its store and cache are its own."""
+        mine = copy.copy(self)
+        mine.store = ScopedStore(self.store, f"aggregation/{name}/")
+        mine.cache = self.cache.setdefault(f"aggregation/{name}", {})
+        return mine
 
     def model(self) -> nn.Module:
         """A fresh copy of the run's network on the client's device."""

@@ -31,6 +31,11 @@ def preload() -> None:
 
     import fedrpc.client.app  # with grpc
     import fedrpc.server.run  # noqa: F401
+    from fedrpc.aggregation import AGGREGATORS
+    from fedrpc.methods import METHODS
+
+    for registry in (METHODS, AGGREGATORS):
+        list(registry)  # loads them all
 
 
 class Nursery:

@@ -10,7 +10,7 @@ Departs from the paper:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -166,8 +166,11 @@ class CCVR(FedAvg[CCVRParams]):
         """Pools the moments of everybody's features under the final model and trains the classifier on draws."""
         spread = _spread_of(rnd.env)
         pooled = Pooled(rnd.env.num_classes, spread)
-        phase = replace(DESCRIBE, check=lambda _, moments: _check(moments, rnd.env.num_classes, spread))
-        async for reply in rnd.ask(phase, state):
+
+        def check(_: Global, moments: Moments) -> None:
+            _check(moments, rnd.env.num_classes, spread)
+
+        async for reply in rnd.ask(DESCRIBE, state, check=check):
             await rnd.compute(pooled.add, reply.body)
         rnd.record(described=int(pooled.counts.sum()))
         return Global(await rnd.compute(self._calibrated, state.weights, pooled, rnd))

@@ -9,26 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedrpc.aggregation.mean import WeightedMean
-from fedrpc.methods.method import (
-    ClientContext,
-    Cost,
-    Env,
-    Loss,
-    Method,
-    P,
-    Phase,
-    Round,
-    Shapes,
-    TrainReport,
-    allowed,
-    on,
-    register,
-)
+from fedrpc.methods.blocks.updates import release_update, train_cohort
+from fedrpc.methods.method import ClientContext, Cost, Env, Loss, Method, P, Phase, Round, Shapes, allowed, on, register
 from fedrpc.models.state import load, tensors
+from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 
@@ -44,7 +30,7 @@ class Global:
 class Update:
     """Up: the locally trained model, how many examples it saw, and the mean loss of each local epoch."""
 
-    weights: Tensors = part(Kind.WEIGHTS)
+    weights: Tensors = part(Kind.WEIGHTS, averaged_by="num_examples")
     num_examples: int = part(Kind.SCALARS)
     losses: Tensor = part(Kind.SCALARS)
 
@@ -56,43 +42,6 @@ def check_update(question: Global, answer: Update) -> None:
 
 
 FIT = Phase("fit", Global, Update, same=("weights",), check=check_update)
-
-
-def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The local objective."""
-    return F.cross_entropy(model(x), y)
-
-
-def update_of(ctx: ClientContext, model: nn.Module, report: TrainReport) -> Update:
-    """A trained model as it goes up, with what its training promises."""
-    return Update(
-        ctx.release("weights", tensors(model), report.covered),
-        ctx.release("num_examples", report.num_examples, report.described),
-        ctx.release("losses", torch.tensor(report.epoch_losses, dtype=torch.float64), report.described),
-    )
-
-
-class Average:
-    """The mean of a round's updates over those who answered, and the record of their losses.
-
-    Attributes:
-        losses: By client. Empty when all abstained, their privacy budget being spent: the state then stays as it is.
-    """
-
-    def __init__(self, rnd: Round) -> None:
-        self._rnd, self._mean = rnd, WeightedMean()
-        self.losses: dict[int, list[float]] = {}
-        rnd.record(local_losses=self.losses)
-
-    async def add(self, client: int, update: Update, weight: float | None = None) -> None:
-        """Adds a client's update by its sample count, or by another weight."""
-        await self._rnd.compute(self._mean.add, update.weights, update.num_examples if weight is None else weight)
-        self.losses[client] = update.losses.tolist()
-
-    @property
-    def weights(self) -> Tensors:
-        """The mean."""
-        return self._mean.value
 
 
 @register
@@ -107,26 +56,24 @@ class FedAvg(Method[Global, P]):
         return Global(tensors(env.model()))
 
     async def round(self, state: Global, rnd: Round[P]) -> Global:
-        """Asks the cohort to train and averages what comes back."""
-        average = Average(rnd)
-        async for reply in rnd.ask(FIT, state):
-            await average.add(reply.client, reply.body)
-        return Global(average.weights) if average.losses else state
+        """Asks the cohort to train; the next model is the mean of theirs."""
+        fit = await train_cohort(rnd, FIT, state)
+        return Global(fit.weights) if fit.clients else state
 
     @on(FIT)
     def fit(self, ctx: ClientContext[P], msg: Global) -> Update:
         """Trains the received model on the client's own data."""
         model = ctx.model()
         load(model, msg.weights)
-        report = ctx.train(model, self.objective(ctx, msg), on_grad=self.correction(ctx, msg))
-        return update_of(ctx, model, report)
+        report = ctx.train(model, self.build_loss(ctx, msg), on_grad=self.build_correction(ctx, msg))
+        return Update(**release_update(ctx, model, report))
 
-    def objective(self, ctx: ClientContext[P], msg: Global) -> Loss:
+    def build_loss(self, ctx: ClientContext[P], msg: Global) -> Loss:
         """The loss of a batch; methods that change nothing else override this."""
         return cross_entropy
 
-    def correction(self, ctx: ClientContext[P], msg: Global) -> Callable[[nn.Module], None] | None:
-        """What is done to every gradient; for terms of weights alone, which DP-SGD need not touch."""
+    def build_correction(self, ctx: ClientContext[P], msg: Global) -> Callable[[nn.Module], None] | None:
+        """What is added to every gradient; for terms of the weights alone, which DP-SGD need not clip or charge."""
         return None
 
     def model(self, state: Global) -> Tensors:

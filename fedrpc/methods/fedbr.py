@@ -35,7 +35,8 @@ from fedrpc.methods.blocks.pool import (
     num_groups,
     view_of_means,
 )
-from fedrpc.methods.fedavg import FedAvg, Global, Update, update_of
+from fedrpc.methods.blocks.updates import release_update
+from fedrpc.methods.fedavg import FedAvg, Global, Update
 from fedrpc.methods.method import ClientContext, Cost, Env, Params, Phase, Round, Shapes, on, refused, register
 from fedrpc.methods.tools import PastClient, SharedItems, View
 from fedrpc.models import staged
@@ -233,7 +234,7 @@ class FedBR(FedAvg[FedBRParams]):
         )
         report = ctx.train(model, loss)
         ctx.store.put(_PROJECTOR, Kept(tensors(projector)))
-        return update_of(ctx, model, report)
+        return Update(**release_update(ctx, model, report))
 
     def _projector(self, ctx: ClientContext[FedBRParams], features: int) -> nn.Module:
         projector = ctx.env.build("fedbr-projector", lambda: projector_for(features)).to(ctx.device)

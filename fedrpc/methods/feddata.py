@@ -22,7 +22,8 @@ from torch import Tensor
 
 from fedrpc.data.examples import Examples
 from fedrpc.methods.blocks.pool import POOL, Layout, Nothing, check_labels, collect, found_again, hand_out, share
-from fedrpc.methods.fedavg import FedAvg, Global, Update, update_of
+from fedrpc.methods.blocks.updates import release_update
+from fedrpc.methods.fedavg import FedAvg, Global, Update
 from fedrpc.methods.method import ClientContext, Cost, Env, Params, Phase, Round, Shapes, on, refused, register
 from fedrpc.methods.tools import PastClient, SharedItems, View
 from fedrpc.models.state import load
@@ -141,8 +142,9 @@ class FedData(FedAvg[FedDataParams]):
             data = data + _examples(pool)
         model = ctx.model()
         load(model, msg.weights)
-        report = ctx.train(model, self.objective(ctx, msg), data=data)
-        return update_of(ctx, model, replace(report, num_examples=len(ctx.data.train)))
+        report = ctx.train(model, self.build_loss(ctx, msg), data=data)
+        report = replace(report, num_examples=len(ctx.data.train))
+        return Update(**release_update(ctx, model, report))
 
     def shared(self, state: Global, clients: Sequence[PastClient]) -> SharedItems | None:
         """The pool, unpacked. Every client left its own items out of what it kept, so another one's has these."""

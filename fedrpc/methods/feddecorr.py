@@ -45,7 +45,7 @@ class FedDecorr(FedAvg[FedDecorrParams]):
     name = "feddecorr"
     dp_sgd = refused("the penalty couples the examples of a batch, so there is no gradient of one example")
 
-    def objective(self, ctx: ClientContext[FedDecorrParams], msg: Global) -> Loss:
+    def build_loss(self, ctx: ClientContext[FedDecorrParams], msg: Global) -> Loss:
         """Cross-entropy plus the penalty on the penultimate features."""
         beta: float = ctx.params.beta
         if beta == 0:

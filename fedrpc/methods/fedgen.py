@@ -20,7 +20,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedrpc.methods.blocks.generation import conditioned, diversity, train_generator
-from fedrpc.methods.fedavg import Average, FedAvg, Global, Update, check_update, update_of
+from fedrpc.methods.blocks.updates import release_update, train_cohort
+from fedrpc.methods.fedavg import FedAvg, Global, Update, check_update
 from fedrpc.methods.method import (
     ClientContext,
     Cost,
@@ -29,6 +30,7 @@ from fedrpc.methods.method import (
     Method,
     Params,
     Phase,
+    Reply,
     Round,
     Shapes,
     on,
@@ -173,6 +175,7 @@ class FedGen(Method[State, FedGenParams]):
     """FedAvg with a generator of features that travels with the model."""
 
     name = "fedgen"
+    needs_each_update = "the clients' classifiers teach the generator"
     shares = "label counts"
     dp_sgd = refused("generated features are classified beside private ones, and have no example's gradient to be in")
 
@@ -186,19 +189,18 @@ class FedGen(Method[State, FedGenParams]):
 
     async def round(self, state: State, rnd: Round[FedGenParams]) -> State:
         """Has the cohort train, averages its models, and teaches the generator with its classifiers."""
-        average = Average(rnd)
         heads: list[tuple[Tensor, Tensor]] = []
-        counts: list[Tensor] = []
-        async for reply in rnd.ask(FIT, Guide(state.weights, state.generator)):
-            await average.add(reply.client, reply.body)
+
+        async def keep_head(reply: Reply[Counted]) -> None:
             heads.append(_head(reply.body.weights))
-            counts.append(reply.body.label_counts.clone())
-        if not average.losses:
+
+        fit = await train_cohort(rnd, FIT, Guide(state.weights, state.generator), each=keep_head)
+        if not fit.clients:
             return state
-        weights = average.weights
+        counts = [answer.label_counts for answer in fit.answers.values()]
         generator, moments, loss = await rnd.compute(self._teach, state, Teachers(heads, counts, rnd.device), rnd)
         rnd.record(generator_loss=loss)
-        return State(weights, generator, moments)
+        return State(fit.weights, generator, moments)
 
     def _teach(self, state: State, teachers: Teachers, rnd: Round[FedGenParams]) -> tuple[Tensors, Tensors, float]:
         params, generator = rnd.params, _generator(rnd.env).to(rnd.device)
@@ -223,11 +225,11 @@ class FedGen(Method[State, FedGenParams]):
         """Trains the received model on own data, guided by the received generator."""
         model = ctx.model()
         load(model, msg.weights)
-        report = ctx.train(model, self.objective(ctx, msg))
+        report = ctx.train(model, self.build_loss(ctx, msg))
         counts = torch.bincount(ctx.data.train.y, minlength=ctx.env.num_classes).int()
-        return Counted(**vars(update_of(ctx, model, report)), label_counts=counts)
+        return Counted(**release_update(ctx, model, report), label_counts=counts)
 
-    def objective(self, ctx: ClientContext[FedGenParams], msg: Guide) -> Loss:
+    def build_loss(self, ctx: ClientContext[FedGenParams], msg: Guide) -> Loss:
         """Cross-entropy on own data and on generated features, and agreement between the two."""
         params, fade = ctx.params, ctx.params.decay**ctx.round
         alpha, beta = params.alpha * fade, params.beta * fade

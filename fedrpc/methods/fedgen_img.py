@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.generation import conditioned, diversity, train_generator
-from fedrpc.methods.fedavg import Average, FedAvg, Global, Update, check_update, update_of
+from fedrpc.methods.blocks.updates import release_update, train_cohort
+from fedrpc.methods.fedavg import FedAvg, Global, Update, check_update
 from fedrpc.methods.method import (
     ClientContext,
     Cost,
@@ -178,11 +179,9 @@ class FedGenImg(Method[State, FedGenImgParams]):
         generator, moments, record = None, None, {}
         if _generates(rnd.params, rnd.index):
             generator, moments, record["generator_loss"] = await rnd.compute(self._teach, state, rnd)
-        average = Average(rnd)
-        async for reply in rnd.ask(FIT, Guide(state.weights, generator)):
-            await average.add(reply.client, reply.body)
+        fit = await train_cohort(rnd, FIT, Guide(state.weights, generator))
         rnd.record(**record)
-        return State(average.weights, generator, moments) if average.losses else state
+        return State(fit.weights, generator, moments) if fit.clients else state
 
     def _teach(self, state: State, rnd: Round[FedGenImgParams]) -> tuple[Tensors, Tensors, float]:
         params, generator, model = rnd.params, _generator(rnd.env).to(rnd.device), rnd.model()
@@ -205,10 +204,10 @@ class FedGenImg(Method[State, FedGenImgParams]):
         """Trains the received model on own data and on what the received generator makes."""
         model = ctx.model()
         load(model, msg.weights)
-        report = ctx.train(model, self.objective(ctx, msg))
-        return update_of(ctx, model, report)
+        report = ctx.train(model, self.build_loss(ctx, msg))
+        return Update(**release_update(ctx, model, report))
 
-    def objective(self, ctx: ClientContext[FedGenImgParams], msg: Guide) -> Loss:
+    def build_loss(self, ctx: ClientContext[FedGenImgParams], msg: Guide) -> Loss:
         """Cross-entropy on the batch with made inputs in it."""
         if msg.generator is None:
             return cross_entropy

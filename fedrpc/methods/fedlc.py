@@ -35,7 +35,7 @@ class FedLC(FedAvg[FedLCParams]):
     name = "fedlc"
     dp_sgd = refused("margins come from a client's class counts, so that one record moves every example's gradient")
 
-    def objective(self, ctx: ClientContext[FedLCParams], msg: Global) -> Loss:
+    def build_loss(self, ctx: ClientContext[FedLCParams], msg: Global) -> Loss:
         """Cross-entropy on calibrated logits; margins are for training only."""
         if ctx.params.tau == 0:
             return cross_entropy

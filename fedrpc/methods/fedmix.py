@@ -129,7 +129,7 @@ class MixesMeans(FedAvg[X]):
         ctx.store.put(POOL, msg)
         return Nothing()
 
-    def objective(self, ctx: ClientContext[X], msg: Global) -> Loss:
+    def build_loss(self, ctx: ClientContext[X], msg: Global) -> Loss:
         """The method's loss, or plain cross-entropy where there is nothing to mix with."""
         pool = ctx.store.get(POOL, Means)
         return cross_entropy if pool is None or not len(pool.x) else self.mixed(ctx, pool)

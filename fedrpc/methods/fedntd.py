@@ -43,7 +43,7 @@ class FedNTD(FedAvg[FedNTDParams]):
     name = "fedntd"
     dp_sgd = allowed()
 
-    def objective(self, ctx: ClientContext[FedNTDParams], msg: Global) -> Loss:
+    def build_loss(self, ctx: ClientContext[FedNTDParams], msg: Global) -> Loss:
         """Cross-entropy plus distillation from the received model, frozen and in evaluation mode."""
         beta: float = ctx.params.beta
         tau: float = ctx.params.tau

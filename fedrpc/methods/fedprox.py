@@ -38,7 +38,7 @@ class FedProx(FedAvg[FedProxParams]):
     name = "fedprox"
     dp_sgd = allowed()
 
-    def correction(self, ctx: ClientContext[FedProxParams], msg: Global) -> Callable[[nn.Module], None] | None:
+    def build_correction(self, ctx: ClientContext[FedProxParams], msg: Global) -> Callable[[nn.Module], None] | None:
         """The gradient of the proximal term; it depends on no data, so that DP-SGD has nothing to cut or to charge."""
         mu: float = ctx.params.mu
         if mu == 0:

@@ -44,6 +44,6 @@ class FedVae(FedAvg[FedVaeParams]):
         """Refuses data without a range."""
         Pixels.of(env, self.name)
 
-    def objective(self, ctx: ClientContext[FedVaeParams], msg: Global) -> Loss:
+    def build_loss(self, ctx: ClientContext[FedVaeParams], msg: Global) -> Loss:
         """The classifying auto-encoder's loss."""
         return VaeLoss(ctx.params.lam, Pixels.of(ctx.env, self.name))

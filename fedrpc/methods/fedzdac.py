@@ -16,15 +16,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedrpc.data.examples import Examples
+from fedrpc.methods.blocks.updates import release_update, train_cohort
 from fedrpc.methods.blocks.zero_shot import (
+    FIT,
     REFUSES_DP_SGD,
     REPORTED,
+    EqualUpdate,
     ZeroShotParams,
     inversion,
     privacy_record,
     require_statistics,
 )
-from fedrpc.methods.fedavg import FIT, Average, FedAvg, Global, Update, update_of
+from fedrpc.methods.fedavg import FedAvg, Global
 from fedrpc.methods.method import ClientContext, Env, Round, on, register
 from fedrpc.methods.tools import Reported
 from fedrpc.models.state import load
@@ -47,16 +50,12 @@ class FedZdac(FedAvg[ZeroShotParams]):
 
     async def round(self, state: Global, rnd: Round[ZeroShotParams]) -> Global:
         """Asks the cohort to train and takes the mean, each client alike."""
-        average, seen = Average(rnd), {}
-        async for reply in rnd.ask(FIT, state):
-            update = reply.body
-            await average.add(reply.client, update, weight=float(update.num_examples > 0))
-            seen[reply.client] = update.num_examples
-        rnd.record(**privacy_record(rnd.env, seen))
-        return Global(average.weights) if average.losses else state
+        fit = await train_cohort(rnd, FIT, state)
+        rnd.record(**privacy_record(rnd.env, {client: answer.num_examples for client, answer in fit.answers.items()}))
+        return Global(fit.weights) if fit.clients else state
 
     @on(FIT)
-    def fit(self, ctx: ClientContext[ZeroShotParams], msg: Global) -> Update:
+    def fit(self, ctx: ClientContext[ZeroShotParams], msg: Global) -> EqualUpdate:
         """Trains the received model on own data and, from `t_start` on, on what inverting it gives."""
         model, data = ctx.model(), ctx.data.train
         load(model, msg.weights)
@@ -66,5 +65,5 @@ class FedZdac(FedAvg[ZeroShotParams]):
             made = batch.made()
             if made.usable:
                 data = data + Examples.of(made.x, made.y)
-        report = ctx.train(model, self.objective(ctx, msg), data=data)
-        return update_of(ctx, model, report)
+        report = ctx.train(model, self.build_loss(ctx, msg), data=data)
+        return EqualUpdate(**release_update(ctx, model, report))

@@ -23,9 +23,12 @@ from pydantic import Field
 
 from fedrpc.config import TrainConfig
 from fedrpc.data.examples import Examples
+from fedrpc.methods.blocks.updates import train_cohort
 from fedrpc.methods.blocks.zero_shot import (
+    FIT,
     REFUSES_DP_SGD,
     REPORTED,
+    EqualUpdate,
     Inversion,
     Made,
     ZeroShotParams,
@@ -33,8 +36,8 @@ from fedrpc.methods.blocks.zero_shot import (
     privacy_record,
     require_statistics,
 )
-from fedrpc.methods.fedavg import FIT, Average, FedAvg, Global
-from fedrpc.methods.method import ClientId, Env, Round, register
+from fedrpc.methods.fedavg import FedAvg, Global
+from fedrpc.methods.method import ClientContext, ClientId, Env, Reply, Round, on, register
 from fedrpc.methods.tools import Reported
 from fedrpc.models.state import load, tensors
 from fedrpc.training.loop import train
@@ -57,6 +60,7 @@ class FedZdas(FedAvg[FedZdasParams]):
     """FedAvg with a uniform mean, which the server trains on data made from the clients' models."""
 
     name = "fedzdas"
+    needs_each_update = "the server inverts each client's model"
     dp_sgd = REFUSES_DP_SGD
 
     def check(self, env: Env[FedZdasParams]) -> None:
@@ -69,22 +73,28 @@ class FedZdas(FedAvg[FedZdasParams]):
 
     async def round(self, state: Global, rnd: Round[FedZdasParams]) -> Global:
         """Asks the cohort to train, inverts each model as it comes, and trains the mean on what all of them gave."""
-        average, seen, pool = Average(rnd), {}, {}
-        async for reply in rnd.ask(FIT, state):
-            update = reply.body
-            await average.add(reply.client, update, weight=float(update.num_examples > 0))
-            seen[reply.client] = update.num_examples
-            if rnd.params.makes(rnd.index) and update.num_examples:
-                pool[reply.client] = await _invert(rnd, reply.client, update.weights)
+        pool: dict[ClientId, Made] = {}
+
+        async def invert(reply: Reply[EqualUpdate]) -> None:
+            if rnd.params.makes(rnd.index) and reply.body.num_examples:
+                pool[reply.client] = await _invert(rnd, reply.client, reply.body.weights)
+
+        fit = await train_cohort(rnd, FIT, state, each=invert)
+        seen = {client: answer.num_examples for client, answer in fit.answers.items()}
         rnd.record(**privacy_record(rnd.env, seen), **_record(pool))
-        if not average.losses:
+        if not fit.clients:
             return state
         usable = [made for made in pool.values() if made.usable]
         if not usable:
-            return Global(average.weights)
-        weights, loss = await rnd.compute(_teach, rnd, average.weights, usable, keep_memory=True)
+            return Global(fit.weights)
+        weights, loss = await rnd.compute(_teach, rnd, fit.weights, usable, keep_memory=True)
         rnd.record(server_loss=loss)
         return Global(weights)
+
+    @on(FIT)
+    def fit(self, ctx: ClientContext[FedZdasParams], msg: Global) -> EqualUpdate:
+        """Trains the received model on the client's own data."""
+        return EqualUpdate(**vars(super().fit(ctx, msg)))
 
 
 async def _invert(rnd: Round[FedZdasParams], client: ClientId, weights: Tensors) -> Made:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -37,7 +37,8 @@ from torch import Tensor, nn
 from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.mixup import EndlessOrder, mix, one_hot, soft_cross_entropy
 from fedrpc.methods.blocks.pool import Layout, check_labels, share
-from fedrpc.methods.fedavg import Average, FedAvg, Global, Update, check_update, update_of
+from fedrpc.methods.blocks.updates import release_update, train_cohort
+from fedrpc.methods.fedavg import FedAvg, Global, Update, check_update
 from fedrpc.methods.method import (
     ClientContext,
     ClientId,
@@ -301,15 +302,12 @@ class Flea(Method[Start, FleaParams]):
 
     async def round(self, state: Start, rnd: Round[FleaParams]) -> Start:
         """Asks the cohort to train, averages, and has the same clients extract the next buffer with the average."""
-        average = Average(rnd)
-        async for reply in rnd.ask(FIT, state):
-            await average.add(reply.client, reply.body)
-        if not average.losses:
+        fit = await train_cohort(rnd, FIT, state)
+        if not fit.clients:
             return state
-        weights = average.weights
         if rnd.params.alpha == 0:
-            return Start(weights)
-        return Start(weights, await self._gather(weights, list(average.losses), rnd))
+            return Start(fit.weights)
+        return Start(fit.weights, await self._gather(fit.weights, fit.clients, rnd))
 
     async def _gather(self, weights: Tensors, trained: Sequence[ClientId], rnd: Round[FleaParams]) -> Features | None:
         layout = await rnd.compute(layout_of, rnd.env)
@@ -317,8 +315,8 @@ class Flea(Method[Start, FleaParams]):
         counts = rnd.env.num_examples()
         promised = {client: share(rnd.params.alpha, counts[client]) for client in trained}
         gathered = NextBuffer(layout, rnd.env.num_classes, promised, rnd.rng("buffer"))
-        phase = replace(EXTRACT, check=gathered.check)
-        async for reply in rnd.ask(phase, dict.fromkeys(promised, Global(weights))):
+        questions = dict.fromkeys(promised, Global(weights))
+        async for reply in rnd.ask(EXTRACT, questions, check=gathered.check):
             await rnd.compute(gathered.add, reply)
         rnd.record(transport=rnd.params.transport, **gathered.figures())
         return gathered.features
@@ -328,10 +326,10 @@ class Flea(Method[Start, FleaParams]):
         """Trains the received model on the client's own examples, mixed with the buffer."""
         model = ctx.model()
         load(model, msg.weights)
-        report = ctx.train(model, self.objective(ctx, msg))
-        return update_of(ctx, model, report)
+        report = ctx.train(model, self.build_loss(ctx, msg))
+        return Update(**release_update(ctx, model, report))
 
-    def objective(self, ctx: ClientContext[FleaParams], msg: Start) -> Loss:
+    def build_loss(self, ctx: ClientContext[FleaParams], msg: Start) -> Loss:
         """Equation 6, or plain cross-entropy where nothing else is left of it."""
         params = ctx.params
         if msg.buffer is None and not (params.lambda1 or params.lambda2):

@@ -6,17 +6,15 @@ that a method needs can all be imported from here.
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict
 from torch import nn
 from typing_extensions import TypeVar as TypeVarWithDefault
 
 from fedrpc.methods.cost import Cost, Shapes
-from fedrpc.methods.phases import Answering, ClientId, Phase, Reply, on
+from fedrpc.methods.phases import Answering, ClientId, Params, Phase, Reply, on
 from fedrpc.methods.runtime import Aggregate, ClientContext, Env, Round
 from fedrpc.registry import Registry
 from fedrpc.training.loop import TrainReport
@@ -45,12 +43,6 @@ __all__ = [
     "refused",
     "register",
 ]
-
-
-class Params(BaseModel):
-    """A method's own parameters: subclass it, give every field a default, validate in the usual pydantic ways."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 State = TypeVar("State")
@@ -89,20 +81,14 @@ class Method(Answering, Generic[State, P]):
     """
 
     name: ClassVar[str]
-    Params: ClassVar[type[Params]] = Params  # follows from the type argument
     shares: ClassVar[str] = ""  # what leaves a client beside weights and scalars; shown wherever the method is
     shares_raw_data: ClassVar[bool] = False
     # Every method says so itself: a subclass with another loss does not inherit it.
     dp_sgd: ClassVar[DpSgdStance] = _SILENT
     # Why the server must see each client's own update, not only the aggregate; "" when the aggregate is enough.
     needs_each_update: ClassVar[str] = ""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        for base in vars(cls).get("__orig_bases__", ()):
-            for argument in typing.get_args(base):
-                if isinstance(argument, type) and issubclass(argument, Params):
-                    cls.Params = argument
+    # Why the method has a rule of its own in place of the run's aggregators; "" when it uses `rnd.mean`.
+    aggregates_itself: ClassVar[str] = ""
 
     def network(self, build: Callable[[], nn.Module]) -> nn.Module:
         """The network that travels: the configured one, or what the method makes of it (a projection head)."""
@@ -147,7 +133,7 @@ class Method(Answering, Generic[State, P]):
         return stance
 
 
-METHODS: Registry[type[Method[Any, Any]]] = Registry("method", "methods")
+METHODS: Registry[type[Method[Any, Any]]] = Registry("method", "methods", builtin="fedrpc.methods")
 
 
 def register(cls: M) -> M:

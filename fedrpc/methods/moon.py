@@ -83,7 +83,7 @@ class Moon(FedAvg[MoonParams]):
             ctx.store.put(PREVIOUS, Previous(update.weights))
         return update
 
-    def objective(self, ctx: ClientContext[MoonParams], msg: Global) -> Loss:
+    def build_loss(self, ctx: ClientContext[MoonParams], msg: Global) -> Loss:
         """Cross-entropy plus the contrast of representations, once there is a past."""
         mu, tau = ctx.params.mu, ctx.params.tau
         kept = ctx.store.get(PREVIOUS, Previous)

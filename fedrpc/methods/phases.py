@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+from pydantic import BaseModel, ConfigDict
+
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import EVALUATE, SESSION
-from fedrpc.wire.message import check_message, fields, schema_digest
+from fedrpc.wire.message import averaged_fields, check_message, fields, schema_digest
 
 ClientId = int
 Down = TypeVar("Down")
@@ -42,6 +45,7 @@ class Phase(Generic[Down, Up]):
     def __post_init__(self) -> None:
         check_message(self.down)
         check_message(self.up)
+        averaged_fields(self.up)
         for name in self.same:
             for cls in (self.down, self.up):
                 if name not in {f.name for f in fields(cls)}:
@@ -66,13 +70,23 @@ def on(phase: Phase[Down, Up]) -> Callable[[Callable[[Any, Any, Down], Up]], Cal
     return mark
 
 
+class Params(BaseModel):
+    """Parameters of a method or an aggregator: subclass it, give every field a default, validate as in pydantic."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
 class Answering:
     """A class whose functions marked with `@on` answer phases on the client: a method, or an aggregator."""
 
+    Params: ClassVar[type[Params]] = Params  # follows from the type arguments of the class
     phases: ClassVar[dict[str, tuple[Phase[Any, Any], str]]] = {}  # by name, with the attribute that answers
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for argument in (arg for base in vars(cls).get("__orig_bases__", ()) for arg in typing.get_args(base)):
+            if isinstance(argument, type) and issubclass(argument, Params):
+                cls.Params = argument
         found = dict(cls.phases)
         for attribute, value in vars(cls).items():
             phase = getattr(value, "answers", None)

@@ -110,6 +110,7 @@ class QFfl(FedAvg[QFflParams]):
     """FedAvg's clients, who also say how they fared, and a step that favours those who fared badly."""
 
     name = "qffl"
+    needs_each_update = aggregates_itself = "its step weighs each client's own update by its loss"
     dp_sgd = refused("the loss of the received model leaves a client without noise, and steers what it is sent next")
 
     def check(self, env: Env[QFflParams]) -> None:

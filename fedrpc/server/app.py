@@ -120,7 +120,7 @@ class Servicer:
             config=problem.config.for_clients(),
             dataset_digest=problem.dataset.digest,
             partition_sha256=problem.partition.sha256,
-            method_digest=problem.method.schema_digest(),
+            method_digest=problem.schema_digest(),
             package_version=fedrpc.__version__,
             durable=self._mailbox.durable,
             privacy_rows=rows,

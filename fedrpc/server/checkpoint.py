@@ -26,6 +26,7 @@ class Checkpoint:
     round: int
     steps: dict[str, int] | None
     state: bytes
+    aggregation: dict[str, bytes]  # the aggregators' states, by name
     records: list[dict[str, Any]]  # this round's lines of records.jsonl
     kernel: list[int]  # bytes (sent, received) of the server's sockets so far
     seconds: float
@@ -56,21 +57,26 @@ class CheckpointFolder:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Makes a checkpoint the one to go on from."""
-        name = f"state-{checkpoint.point}.safetensors"
-        write_durably(self._folder / name, checkpoint.state)
+        point = checkpoint.point
+        name = f"state-{point}.safetensors"
+        files = {name: checkpoint.state}
+        files |= {f"aggregation-{point}-{layer}.safetensors": data for layer, data in checkpoint.aggregation.items()}
+        for file, data in files.items():
+            write_durably(self._folder / file, data)
         manifest = {
             "point": checkpoint.point,
             "round": checkpoint.round,
             "steps": checkpoint.steps,
             "file": name,
             "sha256": hashlib.sha256(checkpoint.state).hexdigest(),
+            "aggregation": {layer: hashlib.sha256(data).hexdigest() for layer, data in checkpoint.aggregation.items()},
             "records": checkpoint.records,
             "kernel": checkpoint.kernel,
             "seconds": checkpoint.seconds,
         }
         write_durably(self._manifest, json.dumps(manifest, indent=1).encode())
-        for old in self._folder.glob("state-*.safetensors"):
-            if old.name != name:
+        for old in self._folder.glob("*.safetensors"):
+            if old.name not in files:
                 old.unlink()
 
     def load(self) -> Checkpoint | None:
@@ -81,11 +87,14 @@ class CheckpointFolder:
             manifest = json.loads(self._manifest.read_text())
             name, digest = manifest["file"], manifest["sha256"]
             data = (self._folder / name).read_bytes()
+            names = {layer: f"aggregation-{manifest['point']}-{layer}.safetensors" for layer in manifest["aggregation"]}
+            layers = {layer: (self._folder / file).read_bytes() for layer, file in names.items()}
             found = Checkpoint(
                 manifest["point"],
                 manifest["round"],
                 manifest["steps"],
                 data,
+                layers,
                 manifest["records"],
                 list(manifest["kernel"]),
                 float(manifest["seconds"]),
@@ -94,6 +103,9 @@ class CheckpointFolder:
             raise ConfigError(
                 f"the checkpoint in {self._folder} can not be read ({error}); start in another --out"
             ) from None
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise ConfigError(f"{name} in {self._folder} was changed: its SHA-256 is not the manifest's")
+        expected = {name: (data, digest)}
+        expected |= {names[layer]: (layers[layer], digest) for layer, digest in manifest["aggregation"].items()}
+        for file, (content, digest) in expected.items():
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise ConfigError(f"{file} in {self._folder} was changed: its SHA-256 is not the manifest's")
         return found

@@ -23,6 +23,7 @@ from fedrpc.server import evaluation, summary
 from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder, write_durably
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import Desk, ServerRound
+from fedrpc.server.selection import select_cohort
 from fedrpc.wire import ledger, stored
 from fedrpc.wire.ledger import LedgerFile, LedgerQuestion
 from fedrpc.wire.message import Tensors
@@ -52,6 +53,7 @@ class Coordinator:
         self.round = SETUP_ROUND  # under which traffic outside tasks is booked
         self._kernel_before = [0, 0]
         self._seconds_before = 0.0
+        self._aggregation: dict[str, Any] = {}  # the aggregators' states, by name
         self._started = time.monotonic()
 
     async def run(self) -> dict[str, Any]:
@@ -72,6 +74,7 @@ class Coordinator:
         """The state to go on from, the stage to play next, and the steps it has behind it."""
         self._seed_torch(SETUP_ROUND - 1)
         state = self._method.init(self._problem.env)
+        self._aggregation = {layer.name: layer.init(self._problem.env) for layer in self._problem.aggregators}
         kept = self._checkpoints.load()
         done = SETUP_ROUND - 1 if kept is None else kept.round - (1 if kept.steps is not None else 0)
         last = (kept.round, kept.records) if kept else (done, [])
@@ -82,6 +85,8 @@ class Coordinator:
         self._desk.mailbox.durable = kept.point
         self._meter.note = "the run was resumed: kernel bytes between its last checkpoint and its stop are not counted"
         self._log.info("resumed", after_round=done)
+        for layer, data in kept.aggregation.items():
+            self._aggregation[layer] = stored.loads(type(self._aggregation[layer]), data)
         return stored.loads(type(state), kept.state), done + 1, kept.steps or {}
 
     def _seed_torch(self, index: int) -> None:
@@ -113,6 +118,7 @@ class Coordinator:
             index,
             cohort,
             self._config.limits.quorum,
+            aggregation=self._aggregation,
             attempts=self._book.next_attempts(index),
             steps=steps,
             save=None if steps is None else self._save_within,
@@ -125,9 +131,7 @@ class Coordinator:
 
     def cohort(self, index: int) -> list[int]:
         """Who is asked in a round: the same for every method with the same seed."""
-        rng = derive(self._config.seed, "cohort", index)
-        chosen = rng.choice(self._config.clients, self._config.cohort_size, replace=False)
-        return sorted(int(client) for client in chosen)
+        return select_cohort(self._problem, index)
 
     async def _setup(self, state: Any, steps: Mapping[str, int]) -> Any:
         records: list[dict[str, Any]] = []
@@ -135,6 +139,7 @@ class Coordinator:
             rnd = self._stage(SETUP_ROUND, range(self._config.clients), steps)
             started = time.monotonic()
             state = await self._method.setup(state, rnd)
+            self._aggregation = rnd.aggregation
             rnd.close()
             seconds = time.monotonic() - started
             records = [{"event": "setup_finished", "round": SETUP_ROUND, "seconds": seconds} | rnd.recorded]
@@ -145,6 +150,7 @@ class Coordinator:
         started = time.monotonic()
         rnd = self._stage(index, self.cohort(index), steps)
         state = await self._method.round(state, rnd)
+        self._aggregation = rnd.aggregation
         rnd.close()
         record: dict[str, Any] = {"event": "round_finished", "round": index, "num_clients": len(rnd.answered)}
         judged = await self._judge(self._method.model(state), index, last=index == self._config.rounds - 1)
@@ -159,23 +165,33 @@ class Coordinator:
 
     async def _make_durable(self, state: Any, index: int, records: list[dict[str, Any]]) -> None:
         """The order matters: nothing is reported durable before it is on disk."""
-        await self._checkpoint(state, index, records, None)
+        await self._checkpoint(state, self._aggregation, index, records, None)
         self._book.end_round()
         self.round = index + 1  # what comes between rounds is of the next: a row that is written needs no rewriting
         self._records.add(records)
         self._reach_durable_point()
 
     async def _save_within(self, rnd: ServerRound, state: Any) -> None:
-        await self._checkpoint(state, rnd.index, [], dict(rnd.steps))
+        await self._checkpoint(state, rnd.aggregation, rnd.index, [], dict(rnd.steps))
         self._reach_durable_point()
         self._seed_torch(rnd.index)
 
     async def _checkpoint(
-        self, state: Any, index: int, records: list[dict[str, Any]], steps: dict[str, int] | None
+        self,
+        state: Any,
+        aggregation: Mapping[str, Any],
+        index: int,
+        records: list[dict[str, Any]],
+        steps: dict[str, int] | None,
     ) -> None:
         point, kernel = self._desk.mailbox.durable + 1, list(self._kernel())
         data = await self._desk.off_loop(stored.dumps, state)
-        kept = Checkpoint(point, index, steps, data, records, kernel, self._seconds())
+        layers = {
+            name: await self._desk.off_loop(stored.dumps, layer)
+            for name, layer in aggregation.items()
+            if layer is not None
+        }
+        kept = Checkpoint(point, index, steps, data, layers, records, kernel, self._seconds())
         await self._desk.off_loop(self._checkpoints.save, kept)
 
     def _reach_durable_point(self) -> None:
@@ -270,7 +286,7 @@ class Coordinator:
     def _summarise(self, weights: Tensors, kernel: dict[str, int]) -> dict[str, Any]:
         cohorts = [self.cohort(index) for index in range(self._config.rounds)]
         shapes = summary.shapes_of(self._problem, weights, cohorts)
-        cost, fedavg = self._method.cost(shapes), summary.fedavg_cost(self._problem, shapes)
+        cost, fedavg = summary.predict_cost(self._problem, shapes), summary.fedavg_cost(self._problem, shapes)
         rows = self._book.all_rows()
         return summary.heading(self._config, self._desk.run_id, self._config.rounds) | {
             "caveat": summary.caveat_of(self._method, self._problem.params),

@@ -1,9 +1,15 @@
-"""A round as the method's server half sees it: `ask` turns a typed question into tasks and yields checked answers."""
+"""A round as the method's server half sees it.
+
+`ask` turns a typed question into one task for each client and yields the checked answers; `mean` asks, and has the
+run's aggregators make one update of all.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import dataclasses
 import hashlib
 import math
 import threading
@@ -20,8 +26,10 @@ import torch
 from torch import nn
 
 from fedrpc import log
+from fedrpc.aggregation.aggregator import combining_layer
 from fedrpc.errors import Cancelled, QuorumError, WireError
-from fedrpc.methods.phases import ClientId, Down, Phase, Reply, Up
+from fedrpc.methods.phases import Check, ClientId, Down, Phase, Reply, Up
+from fedrpc.methods.runtime import Aggregate
 from fedrpc.problem import Problem
 from fedrpc.process import keeping_freed_memory
 from fedrpc.seeds import derive
@@ -30,7 +38,7 @@ from fedrpc.server.spool import Spool, Spooled, read_reply
 from fedrpc.training.loop import learning_rate
 from fedrpc.wire.codec import decode_parts
 from fedrpc.wire.kinds import DTYPES
-from fedrpc.wire.message import Tensors, unflatten
+from fedrpc.wire.message import Tensors, averaged_fields, unflatten
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 T = TypeVar("T")
@@ -68,10 +76,11 @@ def task_id(run_id: str, round_index: int, phase: str, step: int, client: int) -
 
 
 class ServerRound:
-    """Implements `methods.base.Round`.
+    """Implements `methods.runtime.Round`.
 
     Args:
         quorum: The share of those asked that must answer.
+        aggregation: The aggregators' states, by name.
         attempts: The number of the first delivery by (phase, client), in a round that is played again.
         steps: The next step by phase, in a stage that goes on after a durable point within it.
         save: Makes a state durable.
@@ -84,6 +93,7 @@ class ServerRound:
         cohort: Sequence[ClientId],
         quorum: float,
         *,
+        aggregation: Mapping[str, Any] | None = None,
         attempts: Mapping[tuple[str, ClientId], int] | None = None,
         steps: Mapping[str, int] | None = None,
         save: Callable[[ServerRound, Any], Awaitable[None]] | None = None,
@@ -94,6 +104,7 @@ class ServerRound:
         self.missing: Mapping[ClientId, str] = {}
         self.recorded: dict[str, Any] = {}
         self.steps: dict[str, int] = dict(steps or {})
+        self.aggregation: dict[str, Any] = dict(aggregation or {})
         self.answered: set[ClientId] = set()  # who gave at least one answer
         self._desk, self._quorum, self._attempts, self._save = desk, quorum, attempts or {}, save
         self._hung: dict[ClientId, str] = {}
@@ -151,10 +162,69 @@ class ServerRound:
         """Withdraws whatever a method left unanswered."""
         self._desk.mailbox.withdraw(self._posted, "the round is over")
 
-    async def ask(
-        self, phase: Phase[Down, Up], message: Down | Mapping[ClientId, Down], *, quorum: float | None = None
+    async def mean(
+        self,
+        phase: Phase[Down, Up],
+        message: Down | Mapping[ClientId, Down],
+        *,
+        check: Check[Down, Up] | None = None,
+        each: Callable[[Reply[Up]], Awaitable[None]] | None = None,
+    ) -> Aggregate[Up]:
+        """Asks the cohort and aggregates the fields that only count in the mean, by the run's layers."""
+        if each is not None:
+            self._check_may_see_updates(phase)
+        layers, fields, states = self._desk.problem.aggregators, averaged_fields(phase.up), self.aggregation
+        for layer in layers:
+            states[layer.name] = await layer.prepare(states[layer.name], self)
+        combining = combining_layer(layers, states)
+        combiners: dict[str, Any] = {}
+        answers: dict[ClientId, Up] = {}
+        async for reply in self._ask(phase, message, check=check):
+            for name, weigh in fields.items():
+                if (tensors := getattr(reply.body, name)) is not None:
+                    if name not in combiners:
+                        combiners[name] = combining.combiner(states[combining.name])
+                    await self.compute(combiners[name].add, reply.client, tensors, weigh(reply.body))
+            if each is not None:
+                await each(reply)
+            answers[reply.client] = _without(reply.body, fields)
+        aggregates: Mapping[str, Tensors] = {n: await self.compute(c.combine) for n, c in combiners.items()}
+        if answers:
+            sent = _sent_to_all(phase, message)
+            for layer in layers:
+                aggregates, states[layer.name] = await layer.finish(states[layer.name], self, aggregates, sent)
+        return Aggregate(answers, aggregates)
+
+    def ask(
+        self,
+        phase: Phase[Down, Up],
+        message: Down | Mapping[ClientId, Down],
+        *,
+        quorum: float | None = None,
+        check: Check[Down, Up] | None = None,
     ) -> AsyncIterator[Reply[Up]]:
         """Asks everybody at once and yields the answers in cohort order."""
+        if averaged_fields(phase.up):
+            self._check_may_see_updates(phase)
+        return self._ask(phase, message, quorum=quorum, check=check)
+
+    def _check_may_see_updates(self, phase: Phase[Any, Any]) -> None:
+        method = type(self._desk.problem.method)
+        if not method.needs_each_update:
+            raise TypeError(
+                f"{method.__name__} looks at single clients' updates in phase '{phase.name}', whose "
+                f"{', '.join(averaged_fields(phase.up))} should only count in the mean: use `rnd.mean`, or say why "
+                "in `needs_each_update`"
+            )
+
+    async def _ask(
+        self,
+        phase: Phase[Down, Up],
+        message: Down | Mapping[ClientId, Down],
+        *,
+        quorum: float | None = None,
+        check: Check[Down, Up] | None = None,
+    ) -> AsyncIterator[Reply[Up]]:
         asked = dict(message) if isinstance(message, Mapping) else dict.fromkeys(self.cohort, message)
         tasks = await self._tasks(phase, asked, self._number(phase))
         missing: dict[ClientId, Missing] = {}
@@ -162,7 +232,7 @@ class ServerRound:
         try:
             for task in tasks:
                 self._tell(phase, tasks)
-                reply = await self._reply(await task.outcome, phase, task, asked[task.client])
+                reply = await self._reply(await task.outcome, phase, task, asked[task.client], check)
                 if isinstance(reply, Missing):
                     missing[task.client] = reply
                     self._note(phase, task.client, reply)
@@ -210,14 +280,19 @@ class ServerRound:
         return tasks
 
     async def _reply(
-        self, outcome: Spooled | Missing, phase: Phase[Down, Up], task: Task, message: Down
+        self,
+        outcome: Spooled | Missing,
+        phase: Phase[Down, Up],
+        task: Task,
+        message: Down,
+        check: Check[Down, Up] | None,
     ) -> Missing | Reply[Up]:
         if isinstance(outcome, Missing):
             return outcome
         try:
             # A hop to another thread costs more than the work on a small reply.
             small = (outcome.stat().st_size if isinstance(outcome, Path) else outcome.size) < _SMALL_BYTES
-            args = (outcome, phase, task.question, message)
+            args = (outcome, phase, task.question, message, check)
             return Reply(task.client, _read(*args) if small else await self._desk.off_loop(_read, *args))
         except Exception as error:
             # Whatever is wrong with a reply is its client's fault, never the run's.
@@ -250,7 +325,9 @@ class ServerRound:
             )
 
 
-def _read(reply: Spooled, phase: Phase[Any, Any], question: Question, message: Any) -> Any:
+def _read(
+    reply: Spooled, phase: Phase[Any, Any], question: Question, message: Any, check: Check[Any, Any] | None
+) -> Any:
     """Decodes and checks one spooled reply to a message; raises when anything is wrong with it."""
     envelope, buffers = read_reply(reply)
     tensors = decode_parts(phase.up, envelope.parts, buffers)
@@ -260,9 +337,27 @@ def _read(reply: Spooled, phase: Phase[Any, Any], question: Question, message: A
     for part in envelope.parts:
         if part.kind != pb.KIND_SCALARS:
             _check_finite(part.name, tensors[part.name])
-    if phase.check is not None:
-        phase.check(message, body)
+    for each in (phase.check, check):
+        if each is not None:
+            each(message, body)
     return body
+
+
+def _without(answer: Up, fields: Iterable[str]) -> Up:
+    """An answer without its averaged fields, copied out of the file that it was read from."""
+    small: Up = dataclasses.replace(answer, **{name: {} for name in fields})  # type: ignore[type-var]
+    return copy.deepcopy(small)
+
+
+def _sent_to_all(phase: Phase[Down, Any], message: Down | Mapping[ClientId, Down]) -> dict[str, Tensors]:
+    """What all clients started from: the fields of the question that the answer has too, if all got the same."""
+    messages = list(message.values()) if isinstance(message, Mapping) else [message]
+    found = {}
+    for name in phase.same:
+        first = getattr(messages[0], name)
+        if isinstance(first, dict) and all(getattr(other, name) is first for other in messages):
+            found[name] = first
+    return found
 
 
 def _check_same(name: str, asked: Iterable[pb.Part], told: Iterable[pb.Part]) -> None:
@@ -278,5 +373,9 @@ def _check_same(name: str, asked: Iterable[pb.Part], told: Iterable[pb.Part]) ->
 
 def _check_finite(name: str, tensors: Tensors) -> None:
     for path, tensor in tensors.items():
-        if (tensor.is_floating_point() or tensor.is_complex()) and not bool(torch.isfinite(tensor).all()):
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            continue
+        # NaN and infinity always reach the sum, which is quicker by far; a sum that overflows is looked at closely.
+        small = tensor.dtype.itemsize < 2  # float8 has no sum
+        if (small or not bool(torch.isfinite(tensor.sum()))) and not bool(torch.isfinite(tensor).all()):
             raise WireError(f"'{name}' tensor '{path}' has NaN or infinity: the client's training diverged")

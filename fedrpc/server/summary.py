@@ -100,6 +100,18 @@ def accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     } | {name: value for name, value in last.items() if value is not None}
 
 
+def predict_cost(problem: Problem, shapes: Shapes) -> Cost:
+    """The formula of the whole run: the method's, and those of the aggregators' own phases."""
+    total = problem.method.cost(shapes)
+    for layer in problem.aggregators:
+        own = layer.cost(shapes)
+        for kind, size in own.down.items():
+            total.add("down", kind, size)
+        for kind, size in own.up.items():
+            total.add("up", kind, size)
+    return total
+
+
 def reported(wanted: Sequence[Reported], records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The figures that a method wants seen, by their names in the records; what was never recorded is left out."""
     told = {}
@@ -206,6 +218,7 @@ def heading(config: RunConfig, run_id: str, num_rounds: int) -> dict[str, Any]:
         "num_clients": config.clients,
         "num_rounds": num_rounds,
         "seed": config.seed,
+        "aggregators": list(config.layers),
         "version": fedrpc.__version__,
         "run_id": run_id,
         "config_hash": config.hash,

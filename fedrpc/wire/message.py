@@ -10,10 +10,11 @@ import dataclasses
 import functools
 import hashlib
 import numbers
+import operator
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +35,40 @@ _SCALARS: dict[Any, tuple[Any, torch.dtype]] = {  # what a sender may give, and 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,99}")  # as `str` writes it: one name for one number
 _MISSING = dataclasses.MISSING
 _FIELDS: dict[type[Any], tuple[Field, ...]] = {}
+_AVERAGED: dict[type[Any], dict[str, Callable[[Any], float]]] = {}
 
 
-def part(kind: Kind, *, default: Any = _MISSING) -> Any:
-    """Declares a field of a message and what its bytes are booked under."""
-    return dataclasses.field(metadata={"kind": kind}, **({} if default is _MISSING else {"default": default}))
+def part(kind: Kind, *, default: Any = _MISSING, averaged_by: str | Callable[[Any], float] | None = None) -> Any:
+    """Declares a field of a message and what its bytes are booked under.
+
+    Args:
+        averaged_by: For a field of an answer, of type Tensors, that only counts in the mean over clients: the field
+            with its weight, or a function of the answer that gives the weight.
+    """
+    metadata = {"kind": kind, "averaged_by": averaged_by}
+    return dataclasses.field(metadata=metadata, **({} if default is _MISSING else {"default": default}))
+
+
+def averaged_fields(cls: type[Any]) -> dict[str, Callable[[Any], float]]:
+    """The fields of an answer that only count in the mean, with what gives the weight of one answer.
+
+    Raises:
+        TypeError: A weight is no field of the message, or the field is not of type Tensors.
+    """
+    if cls in _AVERAGED:
+        return _AVERAGED[cls]
+    hints, found = typing.get_type_hints(cls), {}
+    for item in dataclasses.fields(cls):
+        weight = item.metadata.get("averaged_by")
+        if weight is None:
+            continue
+        if strip_optional(hints[item.name])[0] != Tensors:
+            raise TypeError(f"{cls.__name__}.{item.name} is averaged, so it must be of type Tensors")
+        if isinstance(weight, str) and weight not in hints:
+            raise TypeError(f"{cls.__name__}.{item.name} is averaged by '{weight}', which is no field of the message")
+        found[item.name] = operator.attrgetter(weight) if isinstance(weight, str) else weight
+    _AVERAGED[cls] = found
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,17 @@
-"""The patterns of the methods to come, shown on toys: who is asked what, when, and what stays where."""
+"""What no built-in method does, shown on toys: durable points within a round, and asking absent clients again."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 
-import pytest
 import torch
 
 from fedrpc.client.store import Transaction
-from fedrpc.wire.kinds import Kind
 from tests.fakes import InMemoryFederation, problem_of, run_in_memory
 from tests.toys import (
-    Features,
-    Kept,
-    Means,
     Player,
-    Subset,
-    ToyDpms,
-    ToyFlea,
-    ToyHead,
     ToyLoyal,
-    ToyMeans,
     ToyMpgan,
-    matched,
 )
 
 
@@ -33,97 +21,6 @@ def kinds(rows, direction: str, phase: str | None = None) -> set[str]:
         for key, sums in rows.items()
         if key.direction == direction and sums.tensor_bytes and phase in (None, key.phase)
     }
-
-
-# FLea
-
-
-def test_a_second_question_goes_to_the_same_cohort_after_aggregation():
-    run = run_in_memory(problem_of(ToyFlea, fraction=0.5), 3)
-    for index, cohort in enumerate(run.cohorts):
-        assert [(phase, client) for at, phase, _, client in run.asked if at == index] == [
-            *(("fit", client) for client in cohort),
-            *(("extract", client) for client in cohort),
-        ]
-
-
-def test_features_are_of_the_new_model_and_of_this_rounds_cohort_alone():
-    problem = problem_of(ToyFlea, fraction=0.5, params={"alpha": 0.5})
-    run = run_in_memory(problem, 2)
-    for cohort, state in zip(run.cohorts, run.states[1:], strict=True):
-        sizes = [math.floor(0.5 * len(problem.client_data(client).train)) for client in cohort]
-        assert isinstance(state.buffer, Features)
-        assert len(state.buffer.labels) == len(state.buffer.values) == sum(sizes)
-
-
-def test_the_first_round_has_no_buffer_and_the_next_ones_have():
-    run = run_in_memory(problem_of(ToyFlea), 2)
-    down = {key.round for key in run.rows if (key.kind, key.direction) == ("activations", "down")}
-    assert down == {1}
-    assert kinds(run.rows, "up", "extract") == {Kind.ACTIVATIONS.label}
-
-
-def test_what_a_client_draws_once_stays_drawn():
-    with InMemoryFederation(problem_of(ToyFlea)) as federation:
-        asyncio.run(federation.play(1))
-        first = Transaction(federation.clients.store(0)).get("subset", Subset)
-        asyncio.run(federation.play(3))
-        again = Transaction(federation.clients.store(0)).get("subset", Subset)
-    assert first is not None
-    assert again is not None
-    assert torch.equal(first.index, again.index)
-
-
-# FedDPMS
-
-
-@pytest.mark.parametrize(
-    ("scarce", "abundant", "client", "partner"),
-    [
-        ([0, 1, 2], {4: [2, 3, 4], 5: [0, 1, 9]}, 0, 5),
-        ([0, 1, 2], {5: [0, 1, 9], 4: [1, 2, 3]}, 0, 4),
-        ([0, 1, 2], {5: [7, 8, 9]}, 0, None),
-        ([0, 1, 2], {0: [0, 1, 2], 1: [2]}, 0, 1),
-        ([0], {}, 0, None),
-    ],
-    ids=["more", "tie", "nothing", "not-oneself", "nobody"],
-)
-def test_matching_by_hand(scarce, abundant, client, partner):
-    assert matched(scarce, abundant, client) == partner
-
-
-def test_each_client_gets_the_means_of_its_partner_and_once_only():
-    with InMemoryFederation(problem_of(ToyDpms, partition="dirichlet:0.1", clients=5, train_size=100)) as federation:
-        run = asyncio.run(federation.play(4))
-        helped = [client for record in run.records for client in record["partners"]]
-        assert helped, "somebody lacks what somebody has"
-        assert len(set(helped)) == len(helped)
-        assert run.records[0]["partners"] == {}, "nobody has shared yet"
-        for record in run.records:
-            for client, partner in record["partners"].items():
-                assert client != partner
-                got = Transaction(federation.clients.store(client)).get("means", Kept)
-                wanted = run.state.means[partner]
-                assert got is not None
-                assert list(got.means) == list(wanted)
-                assert all(torch.equal(got.means[name], wanted[name]) for name in wanted)
-    down = [key.client for key in run.rows if (key.kind, key.direction) == ("latent_means", "down")]
-    assert sorted(down) == sorted(helped)
-    up = [key.client for key in run.rows if (key.kind, key.direction) == ("latent_means", "up")]
-    assert sorted(up) == list(range(5)), "each client shares once"
-
-
-def test_class_abundance_and_latent_means_are_kinds_of_their_own():
-    run = run_in_memory(problem_of(ToyDpms, partition="dirichlet:0.1", clients=5, train_size=100), 3)
-    assert kinds(run.rows, "up", "scarce") == {"class_abundance"}
-    assert kinds(run.rows, "up", "share") == {"class_abundance", "latent_means"}
-    assert kinds(run.rows, "down", "train") == {"weights", "latent_means"}
-
-
-def test_a_partner_that_never_shared_helps_nobody():
-    run = run_in_memory(problem_of(ToyDpms), 3, absent=lambda index, phase, step, client: phase == "share")
-    assert run.state.means == {}
-    assert all(record["partners"] == {} for record in run.records)
 
 
 # MP-GAN
@@ -178,37 +75,6 @@ def test_the_feedback_is_the_gradient_of_the_whole():
     assert run.states[1].moments
 
 
-# FedMix and CCVR
-
-
-def test_set_up_reaches_everybody_before_the_first_round():
-    run = run_in_memory(problem_of(ToyMeans, fraction=0.5), 2)
-    before = [(phase, client) for index, phase, _, client in run.asked if index == -1]
-    assert before == [*(("collect", client) for client in range(4)), *(("spread", client) for client in range(4))]
-    assert run.asked[: len(before)] == [(-1, phase, 0, client) for phase, client in before]
-
-
-def test_what_set_up_pools_every_client_keeps():
-    problem = problem_of(ToyMeans)
-    with InMemoryFederation(problem) as federation:
-        asyncio.run(federation.play(1))
-        pools = [Transaction(federation.clients.store(client)).get("pool", Means) for client in range(4)]
-    wanted = torch.stack([problem.client_data(client).train.all()[0].mean(0) for client in range(4)])
-    for pool in pools:
-        assert pool is not None
-        assert torch.equal(pool.samples, wanted)
-
-
-def test_finalize_asks_everybody_after_the_last_round():
-    run = run_in_memory(problem_of(ToyMeans, fraction=0.5), 2)
-    assert [(phase, client) for index, phase, _, client in run.asked if index == 2] == [
-        ("moments", client) for client in range(4)
-    ]
-    assert len(run.states) == 4
-    last, final = run.states[2].weights, run.states[3].weights
-    assert [name for name in last if not torch.equal(last[name], final[name])] == ["classifier.bias"]
-
-
 # Who is missing
 
 
@@ -229,15 +95,3 @@ def test_who_stays_away_is_counted_and_stands_in_with_its_last_update():
     assert away.records[1]["missing"] == {2: "not connected"}
     first, last = away.states[1].last[2], away.state.last[2]
     assert all(torch.equal(first[name], last[name]) for name in first)
-
-
-# A head of its own
-
-
-def test_a_method_may_add_to_the_network_that_travels():
-    problem = problem_of(ToyHead)
-    run = run_in_memory(problem, 1)
-    assert "head.weight" in run.weights
-    assert run.evaluate().num_examples == len(problem.dataset.test)
-    plain = run_in_memory(problem_of("fedavg"), 1)
-    assert run.measured()["down"]["weights"] == plain.measured()["down"]["weights"] + 4 * 4 * 110

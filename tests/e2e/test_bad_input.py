@@ -331,7 +331,7 @@ def test_a_server_that_serves_something_else(
         "config": problem.config.for_clients(),
         "dataset_digest": problem.dataset.digest,
         "partition_sha256": problem.partition.sha256,
-        "method_digest": problem.method.schema_digest(),
+        "method_digest": problem.schema_digest(),
         "package_version": "0.0.1",
     }
     answer = pb.JoinResponse(**(right | changes)).SerializeToString()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -88,7 +88,7 @@ async def collect(rnd: Round, phase: Phase[Nothing, Items], layout: Layout, chec
 
     gathered: dict[str, list[Tensor]] = {name: [] for name in layout.rows}
     size_bytes, max_bytes = 0, rnd.params.max_pool
-    async for reply in rnd.ask(replace(phase, check=checked), Nothing()):
+    async for reply in rnd.ask(phase, Nothing(), check=checked):
         size_bytes += sum(getattr(reply.body, name).nbytes for name in gathered)
         if size_bytes > max_bytes:
             raise ConfigError(

@@ -35,7 +35,8 @@ from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.earlier import earlier_state
 from fedrpc.methods.blocks.generation import conditioned
 from fedrpc.methods.blocks.pool import Nothing
-from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update, update_of
+from fedrpc.methods.blocks.updates import release_update
+from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
 from fedrpc.methods.method import (
     ClientContext,
     ClientId,
@@ -285,7 +286,6 @@ class GanMethod(Method[State, G]):
 
     shares = "gradients with respect to generated images"
     conditional: ClassVar[bool] = False
-    _live: Live | None = None  # a client's, after its last step; what counts is in the store
 
     def reported(self, params: Any) -> Sequence[Reported]:
         """Where the generator is from, and how its images got their labels."""
@@ -367,14 +367,15 @@ class GanMethod(Method[State, G]):
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         gradient, generator_loss = feedback_on(judge, made, made_y)
-        self._live = Live(judge, optimizer, packed(judge, optimizer))
-        ctx.store.put(_PLAYER, Player(self._live.values))
+        values = packed(judge, optimizer)
+        ctx.cache[_PLAYER] = Live(judge, optimizer, values)
+        ctx.store.put(_PLAYER, Player(values))
         return Feedback(gradient.cpu(), float(loss.detach()), generator_loss)
 
     def _player(self, ctx: ClientContext[G]) -> tuple[nn.Module, torch.optim.Adam]:
         """This client's discriminator and its Adam, as they are in the store: those in memory, where they are equal."""
         kept = ctx.store.get(_PLAYER, Player)
-        live, self._live = self._live, None  # from here on they change, and count only once the step is over
+        live: Live | None = ctx.cache.pop(_PLAYER, None)  # from here on they change, and count once the step is over
         if kept and live and torch.equal(live.values, kept.values):
             return live.judge, live.optimizer
         judge = self.discriminator(ctx.env).to(ctx.device).train()
@@ -469,7 +470,8 @@ class GanMethod(Method[State, G]):
             data = data if kept is None else data + Examples.of(kept.x, kept.y)
         model = ctx.model()
         load(model, msg.weights)
-        return update_of(ctx, model, ctx.train(model, cross_entropy, data=data))
+        report = ctx.train(model, cross_entropy, data=data)
+        return Update(**release_update(ctx, model, report))
 
     def model(self, state: State) -> Tensors:
         """The global classifier."""

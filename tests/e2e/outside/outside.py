@@ -68,7 +68,7 @@ class Gated(FedAvg):
     def work(self, ctx: ClientContext, msg: Global) -> Update:
         return super().fit(ctx, msg)
 
-    def objective(self, ctx: ClientContext, msg: Global) -> Loss:
+    def build_loss(self, ctx: ClientContext, msg: Global) -> Loss:
         def slowly(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             time.sleep(ctx.params.batch_s)
             return cross_entropy(model, x, y)

@@ -30,24 +30,15 @@ def same(one: Tensors, two: Tensors) -> bool:
 def answered(weights_of: dict[int, tuple[Tensors, int]]) -> Tensors:
     """What the server half makes of these answers."""
 
-    class Deaf:
-        cohort = tuple(weights_of)
+    async def replies(phase, message, check=None):
+        assert phase is FIT
+        for client, (weights, count) in weights_of.items():
+            yield Reply(client, Update(weights, count, torch.zeros(1, dtype=torch.float64)))
 
-        async def ask(self, phase, message):
-            assert phase is FIT
-            for client, (weights, count) in weights_of.items():
-                yield Reply(client, Update(weights, count, torch.zeros(1, dtype=torch.float64)))
-
-        async def compute(self, function, *args):
-            return function(*args)
-
-        def record(self, **values):
-            assert set(values) == {"local_losses"}
-
-    async def play() -> Tensors:
-        return (await FedAvg().round(Global({}), Deaf())).weights
-
-    return asyncio.run(play())
+    with InMemoryFederation(problem_of("fedavg")) as federation:
+        rnd = federation.stage(0)
+        rnd._ask = replies
+        return asyncio.run(FedAvg().round(Global({}), rnd)).weights
 
 
 def model(seed: int) -> Tensors:

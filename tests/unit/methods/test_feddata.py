@@ -200,4 +200,4 @@ def test_raw_data_leaves_without_a_guarantee(tmp_path: Path) -> None:
     assert set(released) == {"samples", "weights", "scalars"}
     assert released["samples"].startswith("no guarantee")
     assert FedData.shares == "raw data"
-    assert FedData.dp_sgd.startswith("refused: raw data")
+    assert not FedData.dp_sgd.is_allowed

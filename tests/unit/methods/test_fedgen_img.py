@@ -126,7 +126,7 @@ def test_half_as_many_join_a_batch() -> None:
 
     method = problem.method
     assert isinstance(method, FedGenImg)
-    loss = method.objective(Context(), state)  # type: ignore[arg-type]
+    loss = method.build_loss(Context(), state)  # type: ignore[arg-type]
     for size in (8, 5, 1):
         loss(Counting(), torch.zeros(size, 1, 28, 28), torch.zeros(size, dtype=torch.int64))
     assert seen == [12, 7, 1]

@@ -77,7 +77,7 @@ class TestFedProx:
         class InTheLoss(FedAvg):
             name = "in-the-loss"
 
-            def objective(self, ctx: Any, msg: Global) -> Any:
+            def build_loss(self, ctx: Any, msg: Global) -> Any:
                 return penalised(msg.weights)
 
         by_hand = run_in_memory(problem_of("fedprox", params={"mu": 0.5}), 2).weights

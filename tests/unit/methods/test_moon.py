@@ -136,7 +136,7 @@ def loss_of(moon_weight: float = 5.0) -> tuple[Any, list[nn.Module]]:
     class Question:
         weights = tensors(headed())
 
-    return Moon().objective(Context, Question), models  # type: ignore[arg-type]
+    return Moon().build_loss(Context, Question), models  # type: ignore[arg-type]
 
 
 def test_the_gradient_reaches_the_local_model_alone():
@@ -180,14 +180,14 @@ def test_the_past_is_what_this_client_sent_last_whenever_that_was():
         state = federation.init()
         for index in range(4):
             rnd = federation.stage(index)
-            ask = rnd.ask
+            ask = rnd._ask
 
             async def spied(*args: Any, ask: Any = ask, **kwargs: Any) -> Any:
                 async for reply in ask(*args, **kwargs):
                     sent[reply.client] = {name: value.clone() for name, value in reply.body.weights.items()}
                     yield reply
 
-            rnd.ask = spied  # type: ignore[method-assign]
+            rnd._ask = spied  # type: ignore[method-assign]
             state = await problem.method.round(state, rnd)
             federation.reach_durable_point()
 

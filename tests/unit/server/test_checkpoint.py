@@ -19,7 +19,8 @@ from fedrpc.wire import stored
 def checkpoint(point: int, value: float = 0.0, steps: dict[str, int] | None = None) -> Checkpoint:
     state = stored.dumps(Global({"w": torch.full((3,), float(value))}))
     records = [{"event": "round_finished", "round": point - 2}]
-    return Checkpoint(point, point - 2, steps, state, records, [10, 20], 1.5)
+    moments = stored.dumps(Global({"m": torch.full((2,), float(value))}))
+    return Checkpoint(point, point - 2, steps, state, {"adam": moments}, records, [10, 20], 1.5)
 
 
 @pytest.fixture
@@ -43,7 +44,11 @@ def test_only_the_last_one_is_kept(folder):
     for point in range(1, 4):
         kept.save(checkpoint(point, point))
     assert kept.load() == checkpoint(3, 3)
-    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "state-3.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "aggregation-3-adam.safetensors",
+        "manifest.json",
+        "state-3.safetensors",
+    ]
 
 
 def test_a_crash_at_any_write_leaves_the_old_or_the_new_one(folder, tmp_path, monkeypatch):
@@ -63,9 +68,9 @@ def test_a_crash_at_any_write_leaves_the_old_or_the_new_one(folder, tmp_path, mo
     monkeypatch.setattr(Path, "replace", spy)
     kept.save(checkpoint(5, 5))
     monkeypatch.undo()
-    assert len(copies) == 4
+    assert len(copies) == 6
     loaded = [CheckpointFolder(copy).load() for copy in copies]
-    assert loaded == [checkpoint(4, 4)] * 3 + [checkpoint(5, 5)]
+    assert loaded == [checkpoint(4, 4)] * 5 + [checkpoint(5, 5)]
     for copy in copies:
         again = CheckpointFolder(copy)
         again.save(checkpoint(6, 6))
@@ -78,7 +83,7 @@ def test_the_state_is_on_disk_before_the_manifest_names_it(folder, monkeypatch):
         checkpoints, "write_durably", lambda path, data: order.append(path.name) or write_durably(path, data)
     )
     CheckpointFolder(folder).save(checkpoint(2))
-    assert order == ["state-2.safetensors", "manifest.json"]
+    assert order == ["state-2.safetensors", "aggregation-2-adam.safetensors", "manifest.json"]
 
 
 def test_a_state_that_was_changed_is_refused(folder):

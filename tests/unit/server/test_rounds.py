@@ -86,7 +86,7 @@ async def table(
 
 
 async def asked(rnd: ServerRound, phase: Any = FIT, message: Any = STATE, **options: Any) -> list[Reply[Any]]:
-    return [reply async for reply in rnd.ask(phase, message, **options)]
+    return [reply async for reply in rnd._ask(phase, message, **options)]
 
 
 # Order
@@ -119,7 +119,7 @@ async def test_the_first_answer_is_not_held_back_for_the_last(tmp_path):
             await gate.wait()
 
     async with table(tmp_path, before=last_waits) as desk:
-        answers = desk.round().ask(FIT, STATE)
+        answers = desk.round()._ask(FIT, STATE)
         assert (await anext(answers)).client == 0
         assert (await anext(answers)).client == 1
         gate.set()
@@ -298,7 +298,7 @@ async def test_who_abstains_is_missing_but_not_due(tmp_path):
 async def test_who_had_its_time_is_not_waited_for_again_in_this_round(tmp_path):
     async with table(tmp_path) as desk:
         rnd = desk.round(quorum=0.5)
-        answers = rnd.ask(FIT, STATE)
+        answers = rnd._ask(FIT, STATE)
         asking = asyncio.create_task(anext(answers))
         await asyncio.sleep(0)
         while not rnd._posted:
@@ -461,7 +461,7 @@ async def test_a_round_that_was_left_early_tells_the_clients(tmp_path):
 
     async with table(tmp_path, before=wait) as desk:
         rnd = desk.round()
-        async for reply in rnd.ask(FIT, STATE):
+        async for reply in rnd._ask(FIT, STATE):
             assert reply.client == 0
             break
         tasks = list(rnd._posted)
@@ -530,6 +530,6 @@ async def test_one_reply_is_read_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(rounds, "read_reply", lambda path: reading.append(path.name) or read_reply(path))
     async with table(tmp_path) as desk:
         number = 0
-        async for _ in desk.round().ask(FIT, STATE):
+        async for _ in desk.round()._ask(FIT, STATE):
             number += 1
             assert len(reading) == number

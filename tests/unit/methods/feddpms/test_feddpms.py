@@ -13,12 +13,14 @@ import torch
 from torch import nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods import feddpms
 from fedrpc.methods.blocks.vae import Pixels, decoder_of
 from fedrpc.methods.fedavg import Global
+from fedrpc.methods.feddpms import server
+from fedrpc.methods.feddpms.client import decode_means
 from fedrpc.methods.feddpms.cost import means_bytes
 from fedrpc.methods.feddpms.latent_means import NONE, NoisyMeans
-from fedrpc.methods.feddpms.method import Done, Kept, Local, Shared, State, Synthetic
+from fedrpc.methods.feddpms.messages import Done, Kept, Local, Shared, State, Synthetic
+from fedrpc.methods.feddpms.method import FedDpms
 from fedrpc.models.state import load, payload_bytes, tensors
 from tests.fakes import InMemoryFederation, problem_of, run_in_memory
 from tests.unit.methods.feddpms.dpms_runs import LATENT, ROUNDS, SMALL, build, bytes_of, played, problem, step, stored
@@ -223,7 +225,7 @@ def test_synthetic_examples_count_in_the_mean_and_an_epoch_has_as_many_steps_as_
         state = federation.init()
         for index in range(4):
             rnd = federation.stage(index)
-            ask = rnd.ask
+            ask = rnd._ask
 
             async def spied(phase: Any, *args: Any, ask: Any = ask, **kwargs: Any) -> Any:
                 async for reply in ask(phase, *args, **kwargs):
@@ -231,7 +233,7 @@ def test_synthetic_examples_count_in_the_mean_and_an_epoch_has_as_many_steps_as_
                         seen[reply.client] = reply.body.num_examples, reply.body.num_synthetic
                     yield reply
 
-            rnd.ask = spied  # type: ignore[method-assign]
+            rnd._ask = spied  # type: ignore[method-assign]
             state = asyncio.run(federation.problem.method.round(state, rnd))
             federation.reach_durable_point()
         counts = federation.problem.env.num_examples()
@@ -272,7 +274,7 @@ class Says(nn.Module):
 def test_only_in_private_mode_does_the_receiver_filter_and_with_the_public_model(mode, kept):
     env = problem(params={"mode": mode}).env
     means = NoisyMeans(torch.rand(4, LATENT), torch.tensor([3, NONE, 3, 7]))
-    made = feddpms._synthesis(env, decoder_of(env, "feddpms"), Says(3), means)
+    made = decode_means(env, decoder_of(env, "feddpms"), Says(3), means)
     assert made.y.tolist() == kept
     assert made.x.shape == (len(kept), 1, 28, 28)
     low, high = env.bounds
@@ -364,19 +366,19 @@ def shared(**changes: Any) -> Shared:
 )
 def test_answers_that_make_no_sense_are_refused(changes, wrong):
     env = problem().env
-    feddpms._check_shared(shared(), env, LATENT)
+    server._check_shared(shared(), env, LATENT)
     with pytest.raises(ValueError, match=wrong):
-        feddpms._check_shared(shared(**changes), env, LATENT)
+        server._check_shared(shared(**changes), env, LATENT)
 
 
 def test_a_client_without_the_decoder_that_was_asked_for_counts_as_missing(monkeypatch):
-    honest = feddpms.FedDpms.pretrain
+    honest = FedDpms.pretrain
 
     def stingy(self: Any, ctx: Any, msg: Any) -> Any:
         update = honest(self, ctx, msg)
         return dataclasses.replace(update, decoder=None) if ctx.client == 1 else update
 
-    monkeypatch.setattr(feddpms.FedDpms, "pretrain", stingy)
+    monkeypatch.setattr(FedDpms, "pretrain", stingy)
     with InMemoryFederation(problem()) as federation:
         state = federation.init()
         for index in range(2):
@@ -419,5 +421,5 @@ def test_data_without_a_range_is_refused():
 
 
 def test_dp_sgd_is_refused_with_the_reason():
-    with pytest.raises(ConfigError, match="feddpms and DP-SGD: refused: class indices leave without noise"):
+    with pytest.raises(ConfigError, match="feddpms refuses DP-SGD: class indices leave without noise"):
         problem(privacy={"dp_sgd": {"noise_multiplier": 1.0}})

@@ -55,7 +55,7 @@ def test_paper_means_are_of_all_examples_by_the_trained_encoder():
         for index in range(2):
             state, _ = step(federation, state, index)
         rnd = federation.stage(2)
-        ask = rnd.ask
+        ask = rnd._ask
 
         async def spied(phase: Any, *args: Any, **kwargs: Any) -> Any:
             async for reply in ask(phase, *args, **kwargs):
@@ -63,7 +63,7 @@ def test_paper_means_are_of_all_examples_by_the_trained_encoder():
                     trained[reply.client] = {name: value.clone() for name, value in reply.body.weights.items()}
                 yield reply
 
-        rnd.ask = spied  # type: ignore[method-assign]
+        rnd._ask = spied  # type: ignore[method-assign]
         state = asyncio.run(found.method.round(state, rnd))
     rows = [
         (client, int(c), state.latents[client][state.labels[client] == c])

@@ -119,7 +119,7 @@ def test_a_discriminator_that_stayed_in_memory_is_the_one_in_the_store():
     assert own == theirs
 
 
-@pytest.mark.parametrize("failing", ["fedrpc.methods.mpgan.feedback_on", f"{__name__}.Kept.put"])
+@pytest.mark.parametrize("failing", ["fedrpc.methods.mpgan.method.feedback_on", f"{__name__}.Kept.put"])
 def test_a_step_that_failed_leaves_no_trace_in_memory(failing):
     after, kept = stepped([MpGan()] * 3, failing=failing)
     plain, same = stepped([MpGan()] * 3)
@@ -183,7 +183,7 @@ def test_a_pool_that_is_too_small_waits_for_more(share, is_given):
         rows = torch.arange(math.ceil(share * pool.num_wanted)) % len(pool.y)
         return replace(pool, x=pool.x[rows], y=pool.y[rows])
 
-    with patch("fedrpc.methods.mpgan.accepted", few):
+    with patch("fedrpc.methods.mpgan.method.accepted", few):
         run = played(rounds=2, a_f=1, min_pool=0.25)
     told = run.records[1]["labelling"]["0"]
     assert 0 < told["kept"] < told["wanted"]

@@ -1,0 +1,31 @@
+"""Client selection: who is in a round's cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fedrpc.methods.phases import ClientId
+from fedrpc.methods.runtime import Env
+from fedrpc.problem import Problem
+from fedrpc.registry import Registry
+from fedrpc.seeds import derive
+
+# From the round's stream, the round and the run's environment to the cohort. It must depend on nothing else: cohorts
+# are computed again for the prediction of bytes, and after a crash.
+Selection = Callable[[np.random.Generator, int, Env], Sequence[ClientId]]
+SELECTIONS: Registry[Selection] = Registry("selection", "selections")
+
+
+def select_cohort(problem: Problem, round_index: int) -> list[ClientId]:
+    """The cohort of a round, in ascending order: the same for every method with the same seed."""
+    select = SELECTIONS[problem.config.selection]
+    return sorted(select(derive(problem.config.seed, "cohort", round_index), round_index, problem.env))
+
+
+@SELECTIONS.register("uniform")
+def select_uniformly(rng: np.random.Generator, round_index: int, env: Env) -> Sequence[ClientId]:
+    """`cohort_size` clients without replacement, each as likely as any other."""
+    chosen = rng.choice(env.num_clients, env.cohort_size, replace=False)
+    return [int(client) for client in chosen]
