@@ -142,6 +142,24 @@ def test_the_server_is_killed_between_rounds(
     assert out.sums(kind="weights", direction="up")["tensor_bytes"] == WEIGHTS_BYTES * NUM_CLIENTS * NUM_ROUNDS
 
 
+def test_a_killed_server_goes_on_with_the_moments_of_its_optimizer(
+    tmp_path: Path, programs: Programs, gates: Gates
+) -> None:
+    adam = {"server_optimizer": "adam", "aggregation__adam__lr": 0.1}
+    undisturbed, out = RunDir(tmp_path / "undisturbed"), RunDir(tmp_path / "run")
+    programs.run(undisturbed.path, *settings(**adam)).completed()
+    words = settings(method="gated", params__gates=str(gates.folder), **adam)
+    gates.shut("server-2")
+    run = programs.run(out.path, *words)
+    os.kill(gates.wait("server-2"), signal.SIGKILL)
+    assert run.wait() == 128 + signal.SIGKILL
+    assert (out.path / "checkpoints" / "aggregation-3-adam.safetensors").exists()
+    gates.open_all()
+    programs.run(out.path, *words).completed()
+    assert out.model_sha256 == undisturbed.model_sha256
+    assert_sound(out)
+
+
 def test_the_server_ends_twice_in_the_middle_of_rounds_and_clients_stay(
     tmp_path: Path, programs: Programs, gates: Gates, finished: RunDir
 ) -> None:
