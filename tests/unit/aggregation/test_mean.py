@@ -137,3 +137,13 @@ def test_models_that_were_added_are_not_changed():
 def test_names_keep_their_order():
     model = {name: torch.zeros(1) for name in ("z", "a", "m")}
     assert list(mean((model, 1), (model, 1))) == ["z", "a", "m"]
+
+
+def test_adding_in_blocks_gives_the_bits_of_the_whole():
+    torch.manual_seed(0)
+    models = [{"w": torch.randn(3, (1 << 16) + 5)} for _ in range(3)]
+    mean, whole = WeightedMean(), torch.zeros(3, (1 << 16) + 5, dtype=torch.float64)
+    for weight, model in enumerate(models, start=1):
+        mean.add(model, weight)
+        whole.add_(model["w"].double(), alpha=weight)
+    assert torch.equal(mean.value["w"], (whole / 6).float())

@@ -132,7 +132,7 @@ def test_unknown_parameters_and_layers_are_named():
         configuration.build({"server_optimizer": "adam", "aggregation": {"adam": {"beta3": 1}}})
     with pytest.raises(UnknownName, match="unknown layer of aggregation with parameters 'adam'"):
         configuration.build({"aggregation": {"adam": {"lr": 1}}})
-    with pytest.raises(UnknownName, match="unknown aggregator 'meen'.*Did you mean 'mean'"):
+    with pytest.raises(UnknownName, match=r"unknown aggregator 'meen'.*Did you mean 'mean'"):
         configuration.build({"aggregators": ["meen"]})
     with pytest.raises(ConfigError, match="each layer of aggregation can stand once, got mean, mean"):
         configuration.build({"aggregators": ["mean", "mean"]})
