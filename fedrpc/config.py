@@ -117,8 +117,8 @@ class RunConfig(_Frozen):
         """Clients in a round."""
         return max(1, round(self.fraction * self.clients))
 
-    def for_clients(self) -> str:
-        """What Join tells a client, as JSON."""
+    def dump_for_join(self) -> str:
+        """The configuration as JSON for the answer to Join, without fields that only the server needs."""
         return self.model_dump_json(exclude={"parallel"})
 
 
@@ -126,15 +126,15 @@ def build(values: Mapping[str, Any]) -> RunConfig:
     """A checked RunConfig; raises ConfigError with one clear line."""
     from fedrpc.methods import METHODS  # here, since a method's module imports torch
 
-    config: RunConfig = _validated(RunConfig, values, "option")
+    config: RunConfig = _validate(RunConfig, values, "option")
     cls = METHODS[config.method]
-    params = _validated(cls.Params, config.params, f"parameter of {config.method}", "params.")
+    params = _validate(cls.Params, config.params, f"parameter of {config.method}", "params.")
     # Written out whole, so that a default and the same value by hand are the same run.
     return config.model_copy(update={"params": params.model_dump(mode="json")})
 
 
-def told(text: str) -> RunConfig:
-    """The configuration that a server told at Join; raises ConfigError when this version does not know it."""
+def parse_join_config(text: str) -> RunConfig:
+    """Parses the configuration in a server's answer to Join; raises ConfigError when this version does not know it."""
     try:
         return RunConfig.model_validate_json(text)
     except ValidationError as error:
@@ -146,6 +146,11 @@ def told(text: str) -> RunConfig:
         ) from None
 
 
+def default_run_dir(config: RunConfig) -> Path:
+    """The run directory when none is chosen: named after the method, the data set and the configuration's hash."""
+    return Path("runs") / f"{config.method}-{config.dataset}-{config.hash[:8]}"
+
+
 def params_of(config: RunConfig) -> Any:
     """The method's own parameters, typed."""
     from fedrpc.methods import METHODS
@@ -153,7 +158,7 @@ def params_of(config: RunConfig) -> Any:
     return METHODS[config.method].Params(**config.params)
 
 
-def _validated(cls: type[Any], values: Mapping[str, Any], what: str, prefix: str = "") -> Any:
+def _validate(cls: type[Any], values: Mapping[str, Any], what: str, prefix: str = "") -> Any:
     try:
         return cls(**values)
     except ValidationError as error:
@@ -200,27 +205,27 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
-def recipes() -> dict[str, Path]:
+def list_recipes() -> dict[str, Path]:
     """The recipes that ship with the package, by name."""
     folder = Path(str(resources.files("fedrpc") / "recipes"))
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def recipe(name: str) -> dict[str, Any]:
+def read_recipe(name: str) -> dict[str, Any]:
     """A recipe's values."""
-    known = recipes()
+    known = list_recipes()
     if name not in known:
         raise UnknownName("recipe", name, known)
     return read_toml(known[name])
 
 
-def merged(base: Mapping[str, Any], *layers: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], *layers: Mapping[str, Any]) -> dict[str, Any]:
     """Later layers win; tables are merged key by key."""
     out = dict(base)
     for layer in layers:
         for key, value in layer.items():
             both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
-            out[key] = merged(out[key], value) if both else value
+            out[key] = merge(out[key], value) if both else value
     return out
 
 
@@ -237,7 +242,7 @@ def parse_set(items: Iterable[str]) -> dict[str, Any]:
             value = text
         for step in reversed(key.strip().split(".")):
             value = {step: value}
-        out = merged(out, value)
+        out = merge(out, value)
     return out
 
 

@@ -8,6 +8,10 @@ from typing import Any, TextIO
 
 import structlog
 
+from fedrpc.errors import UnknownName
+
+LEVELS = ("debug", "info", "warning", "error")
+
 
 def set_up(level: str = "info", *, stream: TextIO | None = None, **bound: Any) -> None:
     """Configures logging for this process.
@@ -33,6 +37,13 @@ def set_up(level: str = "info", *, stream: TextIO | None = None, **bound: Any) -
     structlog.contextvars.bind_contextvars(**bound)
 
 
+def check_level(name: str) -> str:
+    """The name of a log level as it is; raises UnknownName when there is no such level."""
+    if name not in LEVELS:
+        raise UnknownName("log level", name, LEVELS)
+    return name
+
+
 def get(name: str) -> Any:
-    """A logger that says which room speaks."""
+    """A logger whose lines name their room."""
     return structlog.get_logger(room=name)

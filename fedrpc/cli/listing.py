@@ -1,4 +1,4 @@
-"""Lists what can be chosen (methods, data sets, models, partitions, recipes), and gets data sets with a bar."""
+"""Lists what can be chosen: methods, data sets, models, partitions, recipes and settings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -22,8 +21,7 @@ from fedrpc import config, models
 from fedrpc.data import datasets
 from fedrpc.data.origins import DATASETS
 from fedrpc.data.partition import PARTITIONERS, Partitioner
-from fedrpc.data.prepare import prepare
-from fedrpc.errors import DataError
+from fedrpc.errors import DataError, UnknownName
 from fedrpc.methods import METHODS
 from fedrpc.methods.method import Method
 from fedrpc.models.base import MODELS, Architecture, Shape
@@ -186,37 +184,6 @@ def _looked_in(data_dir: Path | None) -> str:
     return f"Looked in {chosen}{missing}, and among what comes with fedrpc."
 
 
-def prepare_with_progress(name: str, folder: Path, source: Path | None, console: Console) -> None:
-    """Makes a data set's folder while a bar shows how far it is, and says where it is and what to set."""
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
-    )
-    tasks: dict[str, TaskID] = {}
-
-    def show(step: str, done: int, total: int) -> None:
-        bar.start()
-        if step not in tasks:
-            tasks[step] = bar.add_task(f"{name}: {step}", total=total)
-        bar.update(tasks[step], completed=done, total=total)
-
-    try:
-        made = prepare(name, folder, source, show)
-    finally:
-        if tasks:
-            bar.stop()
-    console.print(Text(_closing(name, folder, made)), soft_wrap=True)
-
-
-def _closing(name: str, folder: Path, made: Path) -> str:
-    if made.parent == datasets.EMBEDDED:
-        return f"{name} comes with fedrpc: there is nothing to prepare and nothing to set."
-    space = sum(path.stat().st_size for path in made.iterdir())
-    told = f"{name} is in {made} ({size(space)})."
-    if Path(os.environ.get("FEDRPC_DATA") or "/dev/null").expanduser().resolve() == folder.resolve():
-        return f"{told} FEDRPC_DATA names that folder already: use it with --dataset {name}."
-    return f"{told} Use it with --dataset {name} --data-dir {folder}, or set FEDRPC_DATA={folder.resolve()}."
-
-
 # Partitions and recipes
 
 
@@ -255,7 +222,7 @@ def _written(parameter: inspect.Parameter, hint: object) -> str:
 def recipes() -> RenderableType:
     """Every recipe with its leading comment."""
     made = _table("recipe", "what it runs", "about")
-    for name, path in config.recipes().items():
+    for name, path in config.list_recipes().items():
         values = config.read_toml(path)
         what = (values.get("method"), values.get("dataset"), values.get("partition"))
         made.add_row(
@@ -323,3 +290,10 @@ LISTINGS: dict[str, Callable[[], RenderableType]] = {
     "settings": settings,
     "params": params,
 }
+
+
+def render_listing(what: str) -> RenderableType:
+    """One of the listings by name; raises UnknownName when there is no such list."""
+    if what not in LISTINGS:
+        raise UnknownName("list", what, LISTINGS)
+    return LISTINGS[what]()

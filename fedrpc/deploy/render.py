@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import yaml
@@ -16,14 +15,19 @@ from fedrpc.deploy.shape import Deployment, Manifest
 
 
 def configuration(values: Mapping[str, Any]) -> RunConfig:
-    """The run's configuration, with a cluster's patience where nothing else is said."""
-    return settings.build(settings.merged(shape.PATIENT, values))
+    """The run's configuration, with longer limits by default than on one machine."""
+    return settings.build(settings.merge(shape.PATIENT, values))
 
 
-def deployment(config: RunConfig, options: Mapping[str, Any]) -> Deployment:
-    """A deployment by the command's options, by their names; None leaves what is measured."""
-    names = [field.name for field in fields(Deployment) if options.get(field.name) is not None]
-    return Deployment(config=config, **{name: options[name] for name in names})
+def render_run(values: Mapping[str, Any], placement: Mapping[str, Any]) -> str:
+    """The manifests of a run.
+
+    Args:
+        values: The values of its configuration.
+        placement: The fields of Deployment by name; None takes the default.
+    """
+    chosen = {name: value for name, value in placement.items() if value is not None}
+    return render(Deployment(config=configuration(values), **chosen))
 
 
 def manifests(deployment: Deployment) -> list[Manifest]:

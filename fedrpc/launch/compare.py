@@ -65,15 +65,15 @@ def planned(request: Request) -> list[RunConfig]:
     """
     names = _names(request.methods, request.baseline)
     given = {name: value for name, value in request.options.items() if value is not None}
-    asked = settings.merged(given, settings.parse_set(request.items))
+    asked = settings.merge(given, settings.parse_set(request.items))
     if "method" in asked:
         raise ConfigError(f"a comparison takes --methods {request.methods}, not method={asked['method']}")
     shared: dict[str, Any] = {}
     params: dict[str, dict[str, Any]] = {name: {} for name in names}
     for layer in [*request.layers, asked]:
         common, own = _dealt(layer, names)
-        shared = settings.merged(shared, common)
-        params = {name: settings.merged(params[name], own[name]) for name in names}
+        shared = settings.merge(shared, common)
+        params = {name: settings.merge(params[name], own[name]) for name in names}
     settings.build(shared)  # what is wrong for all is told without a method's name
     return [_built(shared, name, params[name]) for name in names]
 
@@ -112,7 +112,7 @@ def _dealt(layer: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, An
             raise ConfigError(
                 f"{name}.{other[0]}: only a method's own parameters may differ in a comparison, as {name}.params.NAME"
             )
-        own[name] = settings.merged(own[name], _params(values, f"{name}."))
+        own[name] = settings.merge(own[name], _params(values, f"{name}."))
         del common[name]
     return common, own
 

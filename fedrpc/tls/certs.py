@@ -30,7 +30,7 @@ class _Pair:
     key: EllipticCurvePrivateKey
 
 
-def make(out: Path, hosts: Sequence[str], clients: int) -> list[Path]:
+def make_certificates(out: Path, hosts: Sequence[str], clients: int) -> list[Path]:
     """Writes ca, server and client-<id> certificates (.pem) and their keys (.key, mode 0600) into `out`.
 
     The authority's key signs more clients later, so it is written too: keep it off the machines that take part.

@@ -328,7 +328,7 @@ def test_a_server_that_serves_something_else(
     right = {
         "session": "s",
         "run_id": "r",
-        "config": problem.config.for_clients(),
+        "config": problem.config.dump_for_join(),
         "dataset_digest": problem.dataset.digest,
         "partition_sha256": problem.partition.sha256,
         "method_digest": problem.method.schema_digest(),

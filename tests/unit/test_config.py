@@ -45,7 +45,7 @@ def test_the_toml_of_a_run_gives_it_again(values: dict[str, object]) -> None:
 
 def test_later_layers_win_key_by_key() -> None:
     layers = [{"seed": 1, "train": {"lr": 0.1, "epochs": 2}}, {"train": {"lr": 0.5}}, {"seed": 4}]
-    assert config.merged({}, *layers) == {"seed": 4, "train": {"lr": 0.5, "epochs": 2}}
+    assert config.merge({}, *layers) == {"seed": 4, "train": {"lr": 0.5, "epochs": 2}}
 
 
 def test_set_takes_toml_values_and_plain_words() -> None:
@@ -97,9 +97,9 @@ def test_differences_name_what_changed() -> None:
 
 
 def test_every_recipe_is_a_run() -> None:
-    assert "quickstart" in config.recipes()
-    for name in config.recipes():
-        assert config.build(config.recipe(name)).rounds > 0
+    assert "quickstart" in config.list_recipes()
+    for name in config.list_recipes():
+        assert config.build(config.read_recipe(name)).rounds > 0
 
 
 def test_the_cohort_has_at_least_one_client() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +9,9 @@ from rich.console import Console, RenderableType
 
 from fedrpc import config, models
 from fedrpc.cli import listing
-from fedrpc.data import datasets
 from fedrpc.data.layout import Raw, write
-from fedrpc.data.origins import DATASETS, Origin
+from fedrpc.data.origins import DATASETS
 from fedrpc.data.partition import PARTITIONERS
-from fedrpc.errors import UnknownName
 from fedrpc.methods import METHODS
 from fedrpc.methods.method import Method, refused
 
@@ -38,7 +35,7 @@ def text_of(made: RenderableType, width: int = 160) -> str:
         ("datasets", [*DATASETS, "fmnist-mini"]),
         ("models", models.MODELS),
         ("partitions", PARTITIONERS),
-        ("recipes", config.recipes()),
+        ("recipes", config.list_recipes()),
         ("settings", ["train.lr", "privacy.dp_sgd.noise_multiplier", "limits.quorum", "channels"]),
         ("params", [name for name in METHODS if METHODS[name].Params.model_fields]),
     ],
@@ -137,37 +134,3 @@ def test_a_set_of_ones_own_is_listed_with_its_shape(tmp_path: Path, monkeypatch:
     assert row.split() == ["mine", "yes", "2", "1x2x2", "4", "4", "made", "here"]
     (tmp_path / "mine" / "y_train.npy").unlink()
     assert "WRONG: " in text_of(listing.dataset_listing())
-
-
-def prepared(name: str, folder: Path) -> str:
-    out = io.StringIO()
-    listing.prepare_with_progress(name, folder, None, Console(file=out, width=80))
-    return out.getvalue()
-
-
-def test_preparing_shows_its_steps_and_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = np.zeros((4, 1, 2, 2), np.uint8), np.array([0, 1, 0, 1])
-
-    def make(source: Path | None, cache: Path, progress: object) -> Raw:
-        progress("listen", 3, 3)  # type: ignore[operator]
-        return Raw({"x_train": x, "y_train": y, "x_test": x, "y_test": y}, ("no", "yes"), 255.0)
-
-    monkeypatch.setitem(DATASETS._items, "birds", Origin("CC0", "birds", "patience", 100, make))
-    text = prepared("birds", tmp_path)
-    assert "birds: listen" in text
-    assert f"birds is in {tmp_path / 'birds'}" in text
-    assert f"set FEDRPC_DATA={tmp_path}." in text
-    assert datasets.load("birds", tmp_path).num_classes == 2
-    shutil.rmtree(tmp_path / "birds")
-    monkeypatch.setenv("FEDRPC_DATA", str(tmp_path))
-    assert "names that folder already" in prepared("birds", tmp_path)
-
-
-def test_what_comes_with_the_package_needs_nothing(tmp_path: Path) -> None:
-    assert prepared("fmnist-mini", tmp_path).startswith("fmnist-mini comes with fedrpc")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unknown_set_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'cifar100'"):
-        prepared("cifar-100", tmp_path)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedrpc.cli.main import render as command
+from fedrpc.cli.deploy import render as command
 from fedrpc.config import build
 from fedrpc.deploy import shape
 from fedrpc.deploy.render import configuration, manifests, render

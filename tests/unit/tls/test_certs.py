@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedrpc import certs
 from fedrpc.errors import ConfigError
+from fedrpc.tls import certs
 
 HOSTS = ("fed.example.org", "*.fed.example.org", "10.0.0.5", "[::1]")
 
@@ -19,7 +19,7 @@ HOSTS = ("fed.example.org", "*.fed.example.org", "10.0.0.5", "[::1]")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("certs") / "new"
-    certs.make(out, HOSTS, 2)
+    certs.make_certificates(out, HOSTS, 2)
     return out
 
 
@@ -35,7 +35,7 @@ STEMS = ("ca", "server", "client-0", "client-1")
 
 
 def test_what_is_written_is_what_is_returned(tmp_path: Path) -> None:
-    paths = certs.make(tmp_path, ["localhost"], 1)
+    paths = certs.make_certificates(tmp_path, ["localhost"], 1)
     assert [path.name for path in paths] == [
         "ca.pem",
         "ca.key",
@@ -105,7 +105,7 @@ def test_keys_are_for_their_owner_alone(folder: Path) -> None:
 def test_nothing_is_overwritten_and_nothing_else_is_written(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("precious")
     with pytest.raises(ConfigError, match=f"{name} is there already"):
-        certs.make(tmp_path, ["localhost"], 2)
+        certs.make_certificates(tmp_path, ["localhost"], 2)
     assert (tmp_path / name).read_text() == "precious"
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -113,13 +113,13 @@ def test_nothing_is_overwritten_and_nothing_else_is_written(tmp_path: Path, name
 @pytest.mark.parametrize("host", ["localhost:50051", "http://a", "a b", "", "300.1.1.1", "-a", "a..b"])
 def test_a_host_that_is_none_is_refused(tmp_path: Path, host: str) -> None:
     with pytest.raises(ConfigError, match="--host"):
-        certs.make(tmp_path / "out", [host], 0)
+        certs.make_certificates(tmp_path / "out", [host], 0)
     assert not (tmp_path / "out").exists()
 
 
 def test_no_host_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give --host"):
-        certs.make(tmp_path, [], 0)
+        certs.make_certificates(tmp_path, [], 0)
 
 
 def test_a_failure_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,5 +132,5 @@ def test_a_failure_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(certs.os, "open", full)
     with pytest.raises(ConfigError, match="No space left"):
-        certs.make(tmp_path, ["localhost"], 1)
+        certs.make_certificates(tmp_path, ["localhost"], 1)
     assert list(tmp_path.iterdir()) == []

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fedrpc.errors import ConfigError
-from fedrpc.launch.crew import CrewFailed, clients_of_pod
+from fedrpc.launch.pod import CrewFailed, clients_of_pod
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fedrpc import log
 from fedrpc.client.app import ClientOptions
-from fedrpc.client.app import run as run_client
+from fedrpc.client.app import run as run_client_app
 from fedrpc.errors import ConfigError, FedrpcError
 from fedrpc.launch.launcher import fork, gone_within, raise_stopped
 from fedrpc.launch.nursery import preload
@@ -83,7 +83,7 @@ class Crew:
     def _live(self, options: ClientOptions) -> int:
         signal.signal(signal.SIGTERM, end_at_once)
         log.set_up(self._level, role="client", client=options.client_id)
-        return exit_code_of(lambda: run_async(run_client(options)))
+        return exit_code_of(lambda: run_async(run_client_app(options)))
 
     def _reap(self) -> None:
         while self._running:
@@ -125,6 +125,24 @@ class Crew:
             if not gone_within(pid, give_up - time.monotonic()):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+
+
+def run_client(options: ClientOptions, log_level: str) -> None:
+    """Takes part in a run as one client, until the server says that it is over."""
+    log.set_up(log_level, role="client", client=options.client_id)
+    reason = run_async(run_client_app(options))
+    log.get("client").info("finished", reason=reason)
+
+
+def run_pod(options: ClientOptions, clients_per_pod: int, num_clients: int | None, log_level: str) -> None:
+    """Takes part in a run as all clients of one pod.
+
+    Args:
+        options: As for one client; its id is the pod's number.
+    """
+    log.set_up(log_level, role="pod", pod=options.client_id)
+    clients = clients_of_pod(options.client_id, clients_per_pod, num_clients)
+    Crew([replace(options, client_id=client) for client in clients], log_level).run()
 
 
 def clients_of_pod(pod: int, clients_per_pod: int, num_clients: int | None) -> range:
