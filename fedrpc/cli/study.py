@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from fedrpc import log
 from fedrpc.cli.options import DataDir, FinishedRun, console
+from fedrpc.cli.progress import StepDisplay
 
 
 def report(
@@ -26,9 +28,12 @@ def audit(run: Annotated[Path, typer.Argument(help="The directory of a finished 
 
     Exits with 1 when something is wrong; writes audit.json into the run directory.
     """
-    from fedrpc.study.audit import show
+    from fedrpc.report.audit import show_audit
+    from fedrpc.study.audit import audit_run
 
-    if not show(run, console):
+    found = audit_run(run)
+    show_audit(run, found, console)
+    if found.faults:
         raise typer.Exit(1)
 
 
@@ -50,9 +55,10 @@ def synthetic(
     If the method generates images itself (feddpms, mpgan), those are shown instead: generated.json says how close they
     come to training images and how far the oracle agrees with their labels, generated.png and progress.png show them.
     """
-    from fedrpc.study.synthetic import show_synthetic
+    from fedrpc.report.synthetic import show_synthetic
+    from fedrpc.study.synthetic import study_synthetic
 
-    show_synthetic(folder, per_class, iterations, oracle_epochs, data_dir, console)
+    show_synthetic(study_synthetic(folder, per_class, iterations, oracle_epochs, data_dir), console)
 
 
 def attack(
@@ -74,6 +80,11 @@ def attack(
 
     An attack that fails is evidence, not a guarantee.
     """
-    from fedrpc.study.attack import Request, attack_local
+    from fedrpc.report.attack import show_attack
+    from fedrpc.study.attack import Request, attack_run
 
-    attack_local(Request(folder, data_dir, state_dir, aux, samples, epochs, seed, device, quick), console)
+    log.set_up("info", role="attack")
+    request = Request(folder, data_dir, state_dir, aux, samples, epochs, seed, device, quick)
+    with StepDisplay(console, "attack") as display:
+        found = attack_run(request, display.show)
+    show_attack(folder, found.values, found.rebuilt, console)

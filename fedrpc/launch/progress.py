@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from rich.console import Console
@@ -74,36 +73,3 @@ class LiveWatcher(Watcher):
     def close(self) -> None:
         """Stops drawing."""
         self._bar.stop()
-
-
-class Steps(contextlib.AbstractContextManager["Steps"]):
-    """A work of many steps that are not rounds: a bar on a terminal, a log line for each step elsewhere."""
-
-    def __init__(self, console: Console, name: str) -> None:
-        columns = (TextColumn("[bold]{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-        self._task = self._bar.add_task("", total=None)
-        self._log, self._on_terminal, self._count, self._of = log.get(name), console.is_terminal, 0, 0
-
-    def __enter__(self) -> Steps:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def say(self, what: str) -> None:
-        """What is being done before the number of steps is known."""
-        self._bar.update(self._task, description=what)
-
-    def expect(self, total: int) -> None:
-        """How many steps there will be."""
-        self._of = total
-        self._bar.update(self._task, total=total)
-
-    def next(self, what: str) -> None:
-        """The next step begins."""
-        self._bar.update(self._task, description=what, completed=self._count)
-        self._count += 1
-        if not self._on_terminal:
-            self._log.info("step", number=self._count, of=self._of, what=what)

@@ -165,7 +165,7 @@ def read_run(folder: Path) -> Run:
     """The finished run in `folder`.
 
     Raises:
-        ConfigError: There is none, it is not finished, or a file of it can not be read; says which and what to do.
+        ConfigError: There is none, it is not finished, or a file of it cannot be read; says which and what to do.
     """
     check_finished(folder)
     run = Run(
@@ -213,4 +213,4 @@ def _parsed(path: Path, parse: Callable[[Path], Any]) -> Any:
     try:
         return parse(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} can not be read: {error}") from None
+        raise ConfigError(f"{path} cannot be read: {error}") from None

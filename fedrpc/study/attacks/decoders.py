@@ -77,7 +77,7 @@ class Residual(nn.Module):
 
 
 class Corrected(nn.Module):
-    """A linear decoder and a network with ReLUs that adds what the linear one can not say."""
+    """A linear decoder and a network with ReLUs that adds what the linear one cannot say."""
 
     def __init__(self, linear: nn.Module, correction: nn.Module) -> None:
         super().__init__()

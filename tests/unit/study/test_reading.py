@@ -102,7 +102,7 @@ def test_a_summary_of_fewer_rounds_than_asked_for_is_not_a_finished_run(make_run
 def test_a_broken_file_is_named(make_run: MakeRun) -> None:
     folder = make_run()
     (folder / "partition.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"partition\.json can not be read"):
+    with pytest.raises(ConfigError, match=r"partition\.json cannot be read"):
         read_run(folder)
 
 
