@@ -233,7 +233,7 @@ def test_a_signal_leaves_enough_time() -> None:
 
     for name, template in pods(kept("cpu")).items():
         grace_s = template["spec"]["terminationGracePeriodSeconds"]
-        assert grace_s >= {"server": 60, "client": pod._GRACE_S + 5}[name]
+        assert grace_s >= {"server": 60, "client": pod.GRACE_S + 5}[name]
 
 
 def test_gpu_clients_take_a_gpu_and_nothing_else_in_its_place() -> None:
