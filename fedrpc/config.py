@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedrpc import __version__
@@ -196,7 +197,7 @@ def _elsewhere(cls: type[BaseModel], path: list[str]) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as a dict."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no configuration at {path}; check the path, or see `fedrpc list recipes`") from None
     except OSError as error:
@@ -247,22 +248,16 @@ def parse_set(items: Iterable[str]) -> dict[str, Any]:
 
 
 def to_toml(config: RunConfig) -> str:
-    """The configuration as TOML that gives the same run again."""
-    plain, tables = [], []
-    for name, value in config.model_dump(mode="json").items():
-        if isinstance(value, dict):
-            rows = [f"{key} = {_toml(item)}" for key, item in value.items() if item is not None]
-            tables.append("\n".join([f"\n[{name}]", *rows]))
-        elif value is not None:
-            plain.append(f"{name} = {_toml(value)}")
-    return "\n".join([*plain, *tables]) + "\n"
+    """The configuration as TOML that gives the same run again; values that are None are left out."""
+    return tomli_w.dumps(_drop_none(config.model_dump(mode="json")))
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        inner = ", ".join(f"{key} = {_toml(item)}" for key, item in value.items() if item is not None)
-        return "{" + inner + "}"
-    return json.dumps(value)
+def _drop_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _drop_none(value) if isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:

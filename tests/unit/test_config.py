@@ -36,6 +36,8 @@ def test_what_does_not_change_the_result_keeps_the_name(change: dict[str, object
         {},
         {"train_size": 50, "seed": 3, "train": {"optimizer": "adam", "lr": 1e-7}},
         {"method": "flea", "params": {"alpha": 0.2}, "partition": 'odd "name": \\ x'},
+        {"partition": "an emoji \N{HONEYBEE}, and controls \x00 \x1f \x7f \t \n"},
+        {"privacy": {"dp_sgd": {"noise_multiplier": 1.0}}},
     ],
 )
 def test_the_toml_of_a_run_gives_it_again(values: dict[str, object]) -> None:
