@@ -193,7 +193,7 @@ class Teller:
         from fedrpc.methods import METHODS
 
         self._console, self._place, self._method = console, place, method
-        self._mark = f" ({RAW})" if "raw data" in METHODS[method].shares else ""
+        self._mark = f" ({RAW})" if METHODS[method].shares_raw_data else ""
         log.set_up("info", role="compare", method=method)
 
     def say(self, event: str, **values: Any) -> None:
