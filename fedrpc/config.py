@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedrpc import __version__
 from fedrpc.errors import ConfigError, UnknownName
 
-_ALSO_CALLED = {  # elsewhere
+_OTHER_NAMES = {  # what other frameworks call our settings
     "learning_rate": "train.lr",
     "local_epochs": "train.epochs",
     "num_clients": "clients",
@@ -38,7 +38,7 @@ class TrainConfig(_Frozen):
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     lr_decay: float = Field(1.0, gt=0, le=1, description="the rate is multiplied by this ...")
-    lr_decay_every: int = Field(1, ge=1, description="... every so many rounds ...")
+    lr_decay_every: int = Field(1, ge=1, description="... every this many rounds ...")
     lr_min: float = Field(0.0, ge=0, description="... down to this")
     epochs: int = Field(5, ge=0)
     batch_size: int = Field(10, ge=1)
@@ -46,11 +46,11 @@ class TrainConfig(_Frozen):
 
 
 class DpSgdConfig(_Frozen):
-    """Private training in every client: either the noise, or the epsilon that a client may spend in the whole run."""
+    """Private training in every client: either the noise, or the epsilon that a client may spend in a run."""
 
-    max_grad_norm: float = Field(1.0, gt=0, description="an example's gradient is cut to this 2-norm")
-    noise_multiplier: float | None = Field(None, ge=0, description="standard deviation of the noise over that norm")
-    target_epsilon: float | None = Field(None, gt=0, description="or: noise for this, if it takes part in every round")
+    max_grad_norm: float = Field(1.0, gt=0, description="an example's gradient is clipped to this 2-norm")
+    noise_multiplier: float | None = Field(None, ge=0, description="the noise's standard deviation over that norm")
+    target_epsilon: float | None = Field(None, gt=0, description="or: noise for this, if in every round")
 
     @model_validator(mode="after")
     def _one_of_two(self) -> DpSgdConfig:
@@ -60,7 +60,7 @@ class DpSgdConfig(_Frozen):
 
 
 class PrivacyConfig(_Frozen):
-    """Where noise comes from and what is promised with it."""
+    """The source of the noise, and the limits of the guarantee."""
 
     noise: Literal["seeded", "secret"] = "seeded"
     delta: float = Field(1e-5, gt=0, lt=1)
@@ -69,7 +69,7 @@ class PrivacyConfig(_Frozen):
 
 
 class LimitsConfig(_Frozen):
-    """How long and how much; none of it changes what a run computes while no limit is hit."""
+    """Time and size limits; none of them changes what a run computes unless it is hit."""
 
     quorum: float = Field(0.5, ge=0, le=1, description="share of a cohort that must answer a phase")
     deadline_s: float = Field(600.0, gt=0, description="from a task's delivery to its answer")
@@ -78,28 +78,28 @@ class LimitsConfig(_Frozen):
     grace_s: float = Field(5.0, gt=0, description="a session without a parked poll for this long is lost")
     poll_s: float = Field(20.0, gt=0, description="a poll is answered with Idle after this")
     transfer_idle_s: float = Field(60.0, gt=0, description="a transfer that does not move for this long is aborted")
-    transfers: int = Field(4, ge=1, description="how many transfers are under way at once")
-    max_message_bytes: int = Field(8 << 30, gt=0, description="the largest message that is taken")
+    transfers: int = Field(4, ge=1, description="the number of transfers at a time")
+    max_message_bytes: int = Field(8 << 30, gt=0, description="the largest message that is accepted")
 
 
 class RunConfig(_Frozen):
-    """One run, whole: the same configuration gives the same run."""
+    """The whole configuration of a run: the same configuration gives the same run."""
 
     method: str = "fedavg"
     dataset: str = "fmnist-mini"
     partition: str = "iid"
     model: str = "auto"
     normalise: Literal["standard", "unit", "symmetric"] = "standard"
-    channels: int | None = Field(None, ge=1, description="use only the first so many channels of every sample")
+    channels: int | None = Field(None, ge=1, description="use only this many first channels of every example")
     clients: int = Field(10, ge=1)
     fraction: float = Field(1.0, gt=0, le=1, description="share of the clients in a round's cohort")
     rounds: int = Field(10, ge=0)
     seed: int = Field(0, ge=0)
     train_size: int | None = Field(None, ge=1, description="use a seeded, stratified part of the training set")
-    local_test: float = Field(0.0, ge=0, lt=1, description="share of each client's data kept for its own test")
-    eval_every: int = Field(1, ge=1, description="rounds between evaluations on the external test")
-    client_eval_every: int = Field(10, ge=1, description="rounds between evaluations on the clients' own tests")
-    feature_eval_every: int = Field(10, ge=1, description="rounds between measures of the model's features")
+    local_test: float = Field(0.0, ge=0, lt=1, description="share of each client's data that is its local test set")
+    eval_every: int = Field(1, ge=1, description="rounds between evaluations on the external test set")
+    client_eval_every: int = Field(10, ge=1, description="rounds between evaluations on the clients' local test sets")
+    feature_eval_every: int = Field(10, ge=1, description="rounds between measurements of the model's features")
     device: str = "auto"
     parallel: int = Field(0, ge=0, description="clients that work at a time; 0 is no limit")
     train: TrainConfig = TrainConfig()
@@ -109,7 +109,7 @@ class RunConfig(_Frozen):
 
     @property
     def hash(self) -> str:
-        """Names the run: SHA-256 of all that changes what is computed, as 16 hex digits."""
+        """Names the run: SHA-256 of everything that changes the result, as 16 hex digits."""
         content = self.model_dump(exclude={"rounds", "parallel", "device", "limits"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -124,13 +124,13 @@ class RunConfig(_Frozen):
 
 
 def build(values: Mapping[str, Any]) -> RunConfig:
-    """A checked RunConfig; raises ConfigError with one clear line."""
+    """Checks values and makes a RunConfig of them; raises ConfigError with one clear line."""
     from fedrpc.methods import METHODS  # here, since a method's module imports torch
 
     config: RunConfig = _validate(RunConfig, values, "option")
     cls = METHODS[config.method]
     params = _validate(cls.Params, config.params, f"parameter of {config.method}", "params.")
-    # Written out whole, so that a default and the same value by hand are the same run.
+    # With all defaults written out, so that a default and the same value given explicitly are the same run.
     return config.model_copy(update={"params": params.model_dump(mode="json")})
 
 
@@ -168,7 +168,7 @@ def _validate(cls: type[Any], values: Mapping[str, Any], what: str, prefix: str 
         name = prefix + ".".join(path)
         if first["type"] == "extra_forbidden":
             beside = [prefix + n for n in _names_beside(cls, path)]
-            raise UnknownName(what, name, beside, _elsewhere(cls, path)) from None
+            raise UnknownName(what, name, beside, _suggest_name(cls, path)) from None
         got = first.get("input")
         raise ConfigError(f"{name}: {first['msg'].lower()}, got {got!r}") from None
 
@@ -181,39 +181,39 @@ def _names_beside(cls: type[BaseModel], path: list[str]) -> Iterable[str]:
     return [".".join([*path[:-1], name]) for name in cls.model_fields]
 
 
-def _elsewhere(cls: type[BaseModel], path: list[str]) -> str:
-    """Says so when a name that is unknown here stands in one of the tables."""
+def _suggest_name(cls: type[BaseModel], path: list[str]) -> str:
+    """A hint when a name that is unknown here is in one of the tables, or is what others call a setting of ours."""
     tables = {name: field.annotation for name, field in cls.model_fields.items() if len(path) == 1}
     found = [
         f"{name}.{path[0]}"
         for name, table in tables.items()
         if isinstance(table, type) and issubclass(table, BaseModel) and path[0] in table.model_fields
     ]
-    if len(path) and path[-1] in _ALSO_CALLED:
-        found.append(_ALSO_CALLED[path[-1]])
+    if len(path) and path[-1] in _OTHER_NAMES:
+        found.append(_OTHER_NAMES[path[-1]])
     return f"There is '{found[0]}'." if found else ""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as a dict."""
+    """The values in a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no configuration at {path}; check the path, or see `fedrpc list recipes`") from None
     except OSError as error:
-        raise ConfigError(f"can not read {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def list_recipes() -> dict[str, Path]:
-    """The recipes that ship with the package, by name."""
+    """The paths of the recipes that come with the package, by name."""
     folder = Path(str(resources.files("fedrpc") / "recipes"))
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    """A recipe's values."""
+    """The values of a recipe."""
     known = list_recipes()
     if name not in known:
         raise UnknownName("recipe", name, known)
@@ -221,7 +221,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], *layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Later layers win; tables are merged key by key."""
+    """Merges layers of values: later ones win, tables are merged key by key."""
     out = dict(base)
     for layer in layers:
         for key, value in layer.items():
@@ -231,7 +231,7 @@ def merge(base: Mapping[str, Any], *layers: Mapping[str, Any]) -> dict[str, Any]
 
 
 def parse_set(items: Iterable[str]) -> dict[str, Any]:
-    """`key.sub=value` items as nested values; a value is TOML, or else a plain string."""
+    """Parses `key.sub=value` items into nested values; a value is TOML, or else a plain string."""
     out: dict[str, Any] = {}
     for item in items:
         key, sign, text = item.partition("=")
@@ -260,8 +260,8 @@ def _drop_none(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def differences(old: RunConfig, new: RunConfig) -> list[str]:
-    """What sets two configurations apart, as readable lines."""
+def list_differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """The settings in which two configurations differ, as readable lines."""
 
     def flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
         out: dict[str, Any] = {}

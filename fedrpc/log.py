@@ -1,4 +1,4 @@
-"""structlog set-up: people get coloured lines on a terminal, machines get JSON."""
+"""Sets up structlog: coloured lines on a terminal, JSON elsewhere."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def set_up(level: str = "info", *, stream: TextIO | None = None, **bound: Any) -
 
     Args:
         level: The lowest level that is shown.
-        stream: Where lines go; standard error when None, so that results stay alone on standard output.
-        bound: Keys that every line carries, such as role and client.
+        stream: Where lines go; standard error when None, so that standard output has only results.
+        bound: Keys that every line has, such as role and client.
     """
     out = stream or sys.stderr
     renderer: Any = structlog.dev.ConsoleRenderer() if out.isatty() else structlog.processors.JSONRenderer()

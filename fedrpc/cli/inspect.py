@@ -41,9 +41,9 @@ def list_data(
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and check it.")] = False,
 ) -> None:
     """List the data sets that are installed, and what it takes to get the others."""
-    from fedrpc.cli.listing import data_table
+    from fedrpc.cli.listing import list_installed_data
 
-    console.print(data_table(data_dir, verify=verify))
+    console.print(list_installed_data(data_dir, verify=verify))
 
 
 def prepare_data(

@@ -1,4 +1,4 @@
-"""One local run as a person sees it: progress while it goes on, the table and the page at the end."""
+"""Runs one method locally: shows progress while it runs, and its table and page at the end."""
 
 from __future__ import annotations
 

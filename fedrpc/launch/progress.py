@@ -1,4 +1,4 @@
-"""What people see while a run goes on: a live line on a terminal, one log line a round elsewhere."""
+"""Shows the progress of a run: a live line on a terminal, one log line for each round elsewhere."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedrpc.report.table import size
 
 
 class LogWatcher(Watcher):
-    """One structured line for each event that a person would want in a log."""
+    """Logs rounds, and clients that failed."""
 
     def __init__(self) -> None:
         self._log = log.get("run")
 
     def event(self, name: str, values: dict[str, Any]) -> None:
-        """Logs rounds and troubles."""
+        """Logs an event, if it is one of those."""
         if name == "round_finished":
             shown = ("round", "accuracy", "loss", "num_clients", "seconds", "bytes_down", "bytes_up")
             self._log.info(name, **{key: values[key] for key in shown if key in values})
@@ -28,7 +28,7 @@ class LogWatcher(Watcher):
 
 
 class LiveWatcher(Watcher):
-    """A progress bar with rounds, accuracy, bytes and the time left."""
+    """Draws a progress bar with rounds, accuracy, bytes and the time left."""
 
     def __init__(self, console: Console, rounds: int) -> None:
         self._bar = Progress(
@@ -45,11 +45,11 @@ class LiveWatcher(Watcher):
         self._task = self._bar.add_task("starting", total=rounds, accuracy="", traffic="")
 
     def open(self) -> None:
-        """Starts to draw."""
+        """Starts drawing."""
         self._bar.start()
 
     def event(self, name: str, values: dict[str, Any]) -> None:
-        """Redraws."""
+        """Updates the bar."""
         if name == "joined":
             self._bar.update(self._task, description=f"joining {values['joined']}/{values['of']}")
         elif name == "phase":
@@ -66,9 +66,9 @@ class LiveWatcher(Watcher):
                 traffic=f"↓{size(values['bytes_down'])} ↑{size(values['bytes_up'])}",
             )
         elif name == "client_restarted":
-            self._bar.console.print(f"client {values['client']} ended (code {values['code']}); started again")
+            self._bar.console.print(f"client {values['client']} ended with code {values['code']}; it is started again")
         elif name == "client_given_up":
-            self._bar.console.print(f"client {values['client']} ended too often; see {values['log']}")
+            self._bar.console.print(f"client {values['client']} ended too often and is given up; see {values['log']}")
 
     def close(self) -> None:
         """Stops drawing."""

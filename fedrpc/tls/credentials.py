@@ -1,4 +1,4 @@
-"""TLS on both sides: one function each, and plaintext beyond loopback only when it is asked for by name."""
+"""TLS credentials of both sides; plaintext beyond loopback needs an explicit option."""
 
 from __future__ import annotations
 
@@ -70,4 +70,4 @@ def channel_credentials(address: str, tls: ClientTls | None, insecure: bool) -> 
 
 def _refuse_plaintext(address: str, insecure: bool, options: str) -> None:
     if not insecure and not is_loopback(address):
-        raise ConfigError(f"{address} is not loopback: give {options}, or --insecure to speak in the clear")
+        raise ConfigError(f"{address} is not loopback: give {options}, or --insecure to allow plaintext")

@@ -44,12 +44,12 @@ def test_preparing_shows_its_steps_and_what_to_set(tmp_path: Path, monkeypatch: 
     assert "names that folder already" in prepared("birds", tmp_path)
 
 
-def test_what_comes_with_the_package_needs_nothing(tmp_path: Path) -> None:
+def test_an_embedded_data_set_needs_no_preparation(tmp_path: Path) -> None:
     assert prepared("fmnist-mini", tmp_path).startswith("fmnist-mini comes with fedrpc")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_set_names_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_data_set_suggests_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="Did you mean 'cifar100'"):
         prepared("cifar-100", tmp_path)
 

@@ -79,7 +79,7 @@ def test_every_shared_item_finds_its_originals(runs, name: str) -> None:
     items, found, candidates = traced(past)
     assert found.rows == tuple(range(len(items.items)))
     assert (found.unknown, found.ambiguous) == (0, 0)
-    # Everybody's items are there: as many as clients gave.
+    # The items of all clients are there.
     given = {position for origin in found.origins for position in origin}
     assert given <= {position for candidate in candidates for position in candidate.origin}
     own = {int(place) for client in range(4) for place in past.problem.local_indices(client)[0]}
@@ -91,7 +91,7 @@ def test_every_shared_item_finds_its_originals(runs, name: str) -> None:
     assert played.sha256 == past.run.summary["model_sha256"]
 
 
-def test_what_flea_shared_is_the_last_buffer_of_the_last_cohort(runs) -> None:
+def test_flea_shared_the_last_buffer_of_the_last_cohort(runs) -> None:
     folder, played = runs("flea")
     past = opened(folder)
     items, found, _ = traced(past)
@@ -101,7 +101,7 @@ def test_what_flea_shared_is_the_last_buffer_of_the_last_cohort(runs) -> None:
     assert seen <= set(played.cohorts[-1])
 
 
-def test_feddata_s_pool_is_whole_although_every_client_leaves_its_own_out(runs) -> None:
+def test_feddatas_pool_is_complete_although_no_client_keeps_its_own_items(runs) -> None:
     past = opened(runs("feddata")[0])
     items, found, candidates = traced(past)
     assert sorted(found.origins) == sorted(candidate.origin for candidate in candidates)
@@ -109,7 +109,7 @@ def test_feddata_s_pool_is_whole_although_every_client_leaves_its_own_out(runs) 
 
 
 @pytest.mark.parametrize("name", ["flea", "fedmix"])
-def test_the_attacker_never_has_what_it_looks_for(runs, name: str) -> None:
+def test_the_attacker_never_has_an_original(runs, name: str) -> None:
     past = opened(runs(name)[0])
     items, found, candidates = traced(past)
     request = Request(runs(name)[0], aux=200, samples=3)
@@ -148,7 +148,7 @@ def test_a_run_that_shared_no_items_is_refused(tmp_path: Path) -> None:
         opened(tmp_path).find_shared()
 
 
-def test_lost_stores_are_named(runs, flea: Path, tmp_path: Path) -> None:
+def test_missing_stores_are_named(runs, flea: Path, tmp_path: Path) -> None:
     shutil.move(flea / "clients", tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=r"none of \d+ shared items could be traced .* --state-dir"):
         traced(opened(flea))

@@ -99,7 +99,7 @@ def test_a_changed_file_is_found(change: Callable[[Path], None], message: str, r
     assert message in out.getvalue().replace("\n", " ")
 
 
-def test_a_run_that_promises_nothing_is_not_faulted_for_it(run: Path) -> None:
+def test_a_run_without_a_guarantee_has_no_fault(run: Path) -> None:
     played = run_in_memory(problem_of("fedavg", clients=1, train_size=8, partition="iid"), 1)
     file_rows = [json.dumps(row, separators=(",", ":")) for row in played.released]
     (run / "privacy.jsonl").unlink()
@@ -118,10 +118,10 @@ def test_an_unfinished_run_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such folder; give the directory of a finished run"):
         audit_run(tmp_path / "nowhere")
     (tmp_path / "config.toml").touch()
-    with pytest.raises(ConfigError, match=r"is not finished: it has no summary\.json; go on with `fedrpc run"):
+    with pytest.raises(ConfigError, match=r"is not finished: it has no summary\.json; resume it with `fedrpc run"):
         audit_run(tmp_path)
     (run / "privacy.jsonl").unlink()
-    with pytest.raises(ConfigError, match=r"is not whole: it has no privacy\.jsonl; run it again"):
+    with pytest.raises(ConfigError, match=r"is incomplete: it has no privacy\.jsonl; run it again"):
         audit_run(run)
 
 

@@ -30,7 +30,7 @@ def test_the_nearest_image_is_found_in_any_batch_and_distances_are_in_units_of_t
     torch.testing.assert_close(distance, torch.tensor([0.0, 0.005, 0.0025]), rtol=0, atol=1e-5)
 
 
-def test_copies_are_counted_against_images_that_were_never_trained_on():
+def test_copies_are_counted_by_comparison_with_test_images():
     facts = compare_distances(torch.tensor([0.0, 0.05, 0.3]), torch.tensor([0.1, 0.2, 0.4]))
     assert facts["nearer_than_any_test_image"] == 2
     assert facts["generated_median"] == pytest.approx(0.05)
@@ -57,7 +57,7 @@ def test_a_finished_run_is_shown(tmp_path: Path, rounds: int):
     assert "are nearer to a training image than any test image is" in console.file.getvalue()
 
 
-def test_rows_that_are_shorter_than_a_sheet_can_be_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_rows_shorter_than_a_sheet_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(generated, "_COMPARED", MAX_COLUMNS - 6)
     problem = problem_of("mpgan", params=SMALL)
     run_directory(tmp_path, run_in_memory(problem, 0).state)

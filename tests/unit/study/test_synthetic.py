@@ -44,7 +44,7 @@ def shown(folder: Path, per_class: int = 3, iterations: int | None = 2, epochs: 
     return out.getvalue()
 
 
-def test_a_table_a_file_and_a_picture(make_run: MakeRun) -> None:
+def test_a_table_a_file_and_a_sheet_are_made(make_run: MakeRun) -> None:
     folder = make_run()
     changed(folder)
     text = shown(folder)
@@ -111,7 +111,7 @@ def test_a_private_run_is_refused_with_the_reason(make_run: MakeRun) -> None:
         shown(folder)
 
 
-def test_a_contact_sheet_has_a_row_a_class() -> None:
+def test_a_contact_sheet_has_a_row_for_each_class() -> None:
     x = torch.arange(6).float().view(6, 1, 1, 1).expand(6, 1, 2, 3)
     sheet = contact_sheet(x, (torch.tensor(0.0), torch.tensor(5.0)), num_rows=2)
     assert sheet.shape == (2 * 3, 3 * 4, 3)
@@ -124,7 +124,7 @@ def test_a_contact_sheet_has_a_row_a_class() -> None:
     assert shown_colours[:4, :4].min() < shown_colours[:4, :4].max()
 
 
-def test_the_command_is_there() -> None:
+def test_the_command_has_help() -> None:
     result = CliRunner().invoke(app, ["synthetic", "--help"])
     assert result.exit_code == 0
     assert "oracle" in result.output

@@ -1,4 +1,4 @@
-"""The mark and its detector: seen in raw inputs, guessed with shuffled marks."""
+"""The mark and its detector: detected in raw inputs, guessed with shuffled marks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_square_is_put_on_images() -> None:
     assert torch.equal(inputs, images(5, channels=3, side=16))  # a copy was marked
 
 
-def test_a_signal_is_saturated_on_its_first_channel_group_alone() -> None:
+def test_a_signal_is_saturated_on_its_first_channel_only() -> None:
     inputs = signals(5)
     marked = Mark.on(inputs).put(inputs)
     assert bool((marked[:, 0, 1:5] == inputs[:, 0].max()).all())
@@ -46,14 +46,14 @@ def test_every_second_item_is_marked_with_all_its_members() -> None:
     assert float(found.items[::2].max()) <= 1
 
 
-def test_groups_have_no_input_twice_and_single_inputs_come_once_before_any_again() -> None:
+def test_groups_have_no_input_twice_and_groups_of_one_use_every_input_before_any_again() -> None:
     groups = sample_groups(30, 8, 5, derive(0, "groups"))
     assert all(len(set(group)) == 5 for group in groups.tolist())
     alone = sample_groups(20, 8, 1, derive(0, "groups"))[:, 0].tolist()
     assert sorted(alone[:8]) == sorted(alone[8:16]) == list(range(8))
 
 
-def test_shuffled_marks_say_nothing() -> None:
+def test_shuffled_marks_are_uninformative() -> None:
     items = Items(torch.zeros(40, 1), torch.arange(40) % 2)
     said = items.shuffle(derive(0, "shuffled")).marked
     assert [int(said[items.marked == mark].sum()) for mark in (0, 1)] == [10, 10]
@@ -69,30 +69,30 @@ def test_raw_inputs_show_the_mark_and_shuffled_ones_do_not(inputs: torch.Tensor)
     assert accuracy(shuffled, heldout, epochs=5, rng=derive(0, "net"), device=CPU) == pytest.approx(50, abs=20)
 
 
-def test_the_whole_attack_sees_the_mark_in_raw_items_and_repeats_itself() -> None:
-    told: list[str] = []
-    seen = detect(evidence(), EFFORT, told.append)
+def test_the_attack_detects_the_mark_in_raw_items_and_is_reproducible() -> None:
+    steps: list[str] = []
+    seen = detect(evidence(), EFFORT, steps.append)
     assert (seen.sizes, seen.num_heldout) == ((30,), 46)
     assert seen.shared[-1] >= 95
     assert seen.raw[-1] >= 95
-    assert len(told) == 3
+    assert len(steps) == 3
     assert detect(evidence(), EFFORT) == seen
 
 
-def test_without_information_the_whole_attack_guesses() -> None:
+def test_the_attack_guesses_without_information() -> None:
     unseen = detect(evidence(blind), EFFORT)
     assert unseen.shared == (50.0,)
     assert unseen.shuffled == 50.0
     assert unseen.raw[-1] >= 95
 
 
-def test_sizes_are_those_that_the_data_allows() -> None:
+def test_sizes_are_limited_by_the_data() -> None:
     assert select_sizes((10, 30, 100, 300), 400) == (10, 30, 100, 300)
     assert select_sizes((10, 30, 100, 300), 399) == (10, 30, 100, 300)
     assert select_sizes((10, 30, 100, 300), 398) == (10, 30, 100)
     assert select_sizes((1000, 3000), 4000) == (1000, 3000)
 
 
-def test_enough_is_the_first_size_that_reaches_it() -> None:
+def test_the_least_size_that_reaches_a_percentage_is_found() -> None:
     assert find_least(90, (10, 30, 100), (60.0, 91.0, 89.0)) == 30
     assert find_least(90, (10, 30, 100), (60.0, 70.0, 89.9)) is None

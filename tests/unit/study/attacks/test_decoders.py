@@ -36,7 +36,7 @@ def said(net: nn.Module, x: Tensor) -> Tensor:
 
 @every_shape
 @pytest.mark.parametrize("make", [linear_decoder, residual_decoder])
-def test_an_item_becomes_an_input_and_nothing_is_said_before_learning(make, item: Shape, target: Shape) -> None:
+def test_a_decoder_gives_inputs_and_starts_at_zero(make, item: Shape, target: Shape) -> None:
     out = said(make(item, target), torch.randn(2, *item))
     assert out.shape == (2, *target)
     assert not out.any()
@@ -51,10 +51,10 @@ def test_the_linear_decoder_is_affine_and_the_other_one_is_not(item: Shape, targ
         assert torch.allclose(said(net, (x + y) / 2), middle) == affine
 
 
-def test_where_it_fits_the_linear_decoder_is_the_authors() -> None:
+def test_the_linear_decoder_is_the_papers_where_that_fits() -> None:
     layers = [layer for layer in linear_decoder((16, 32, 32), (3, 32, 32)) if not isinstance(layer, Resize)]
-    told = [(type(x), x.in_channels, x.out_channels, x.kernel_size[0], x.stride[0]) for x in layers]
-    assert told == [
+    layout = [(type(x), x.in_channels, x.out_channels, x.kernel_size[0], x.stride[0]) for x in layers]
+    assert layout == [
         (nn.Conv2d, 16, 32, 1, 1),
         (nn.ConvTranspose2d, 32, 32, 3, 2),
         (nn.Conv2d, 32, 32, 3, 2),
@@ -62,7 +62,7 @@ def test_where_it_fits_the_linear_decoder_is_the_authors() -> None:
     ]
 
 
-def test_where_it_fits_the_detector_is_the_authors() -> None:
+def test_the_detector_is_the_papers_where_that_fits() -> None:
     layers = [layer for layer in detector((16, 32, 32)) if list(layer.parameters())]
     assert [tuple(layer.weight.shape) for layer in layers] == [(32, 16, 1, 1), (32, 32, 3, 3), (8, 32, 1, 1), (2, 2048)]
 
