@@ -49,11 +49,11 @@ class SharesItems(Protocol):
     """A method that shares items made of single clients' data, which attacks can look at after a run."""
 
     def shared(self, state: Any, clients: Sequence[PastClient]) -> SharedItems | None:
-        """What a finished run has shared, from the server's last state or clients' stores; None when nothing."""
+        """What a finished run has shared, from the server's last state or clients' stores; None if nothing."""
         ...
 
     def view(self, env: Env, weights: Tensors, device: torch.device) -> View:
-        """How inputs become shared items under a model that everybody knows."""
+        """How inputs become shared items under a model that every party knows."""
         ...
 
 

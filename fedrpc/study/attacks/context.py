@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedrpc.seeds import seed_torch
-from fedrpc.study.attacks.decoders import Standardised, detector
+from fedrpc.study.attacks.decoders import Standardised, build_detector
 from fedrpc.study.attacks.evidence import (
     RAW,
     SHARED,
@@ -126,9 +126,9 @@ def accuracy(learned: Items, heldout: Items, *, epochs: int, rng: np.random.Gene
     """Percent of held-out items classified correctly by a network that learned on others."""
     with torch.random.fork_rng(devices=[]):
         seed_torch(rng)
-        net = nn.Sequential(Standardised(learned.items, by_place=False), detector(tuple(learned.items.shape[1:]))).to(
-            device
-        )
+        net = nn.Sequential(
+            Standardised(learned.items, by_place=False), build_detector(tuple(learned.items.shape[1:]))
+        ).to(device)
     steps = epochs * max(LEAST_STEPS, math.ceil(len(learned) / BATCH))
     optimizer = torch.optim.Adam(net.parameters(), lr=RATE, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedrpc.study.attacks import reconstruction
-from fedrpc.study.attacks.decoders import linear_decoder, residual_decoder
+from fedrpc.study.attacks.decoders import build_linear_decoder, build_residual_decoder
 from fedrpc.study.attacks.evidence import (
     NOISE,
     RAW,
@@ -30,7 +30,7 @@ from fedrpc.study.attacks.evidence import (
 )
 from fedrpc.study.attacks.reconstruction import Pairs, Reconstructions, Scale
 
-DECODERS = {"linear": linear_decoder, "non-linear": residual_decoder}
+DECODERS = {"linear": build_linear_decoder, "non-linear": build_residual_decoder}
 NUM_STEPS = 4 * len(DECODERS)  # that progress is called for
 SHOWN = 9  # items in the picture
 SAME = "as shared: no network in it"

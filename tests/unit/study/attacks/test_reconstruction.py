@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedrpc.seeds import derive
-from fedrpc.study.attacks.decoders import linear_decoder, residual_decoder
+from fedrpc.study.attacks.decoders import build_linear_decoder, build_residual_decoder
 from fedrpc.study.attacks.evidence import NOISE, RAW, SHARED, UNTRAINED
 from fedrpc.study.attacks.rebuilding import NUM_STEPS, SAME, find_visible_channels, rebuild
 from fedrpc.study.attacks.reconstruction import (
@@ -37,7 +37,7 @@ def variance(inputs: Tensor) -> float:
     return float((inputs - inputs.mean(dim=0)).square().mean())
 
 
-@pytest.mark.parametrize("make", [linear_decoder, residual_decoder])
+@pytest.mark.parametrize("make", [build_linear_decoder, build_residual_decoder])
 def test_raw_inputs_are_rebuilt(make) -> None:
     known, hidden = images(160), images(40, seed=1)
     evaluated = evaluate_attacker(attacker(make, pairs(known, known)), pairs(hidden, hidden), UNIT)
@@ -46,7 +46,7 @@ def test_raw_inputs_are_rebuilt(make) -> None:
     assert float(evaluated.ssim.mean()) > 0.95
 
 
-@pytest.mark.parametrize("make", [linear_decoder, residual_decoder])
+@pytest.mark.parametrize("make", [build_linear_decoder, build_residual_decoder])
 @pytest.mark.parametrize("item", [(4, 8, 8), (20,)])
 def test_noise_leaves_the_whole_variance(make, item: tuple[int, ...]) -> None:
     known, hidden = images(200), images(200, seed=1)
@@ -61,21 +61,21 @@ def test_the_residual_decoder_inverts_what_no_linear_one_can() -> None:
     folded = [torch.cat([(x - 0.2).abs(), (x - 0.1).abs()], dim=1) for x in (known, hidden)]
     linear, other = (
         evaluate_attacker(attacker(make, pairs(folded[0], known), epochs=8), pairs(folded[1], hidden), UNIT)
-        for make in (linear_decoder, residual_decoder)
+        for make in (build_linear_decoder, build_residual_decoder)
     )
     assert float(other.mse.mean()) < 0.5 * float(linear.mse.mean())
 
 
 def test_the_same_stream_gives_the_same_attacker() -> None:
     known = images(60)
-    one, two = (attacker(residual_decoder, pairs(known, known), epochs=2).rebuild(known[:5]) for _ in range(2))
+    one, two = (attacker(build_residual_decoder, pairs(known, known), epochs=2).rebuild(known[:5]) for _ in range(2))
     assert torch.equal(one, two)
 
 
 def test_half_precision_items_are_taken_as_they_travel() -> None:
     known, hidden = images(200), images(20, seed=1)
     evaluated = evaluate_attacker(
-        attacker(linear_decoder, pairs(known.half(), known)), pairs(hidden.half(), hidden), UNIT
+        attacker(build_linear_decoder, pairs(known.half(), known)), pairs(hidden.half(), hidden), UNIT
     )
     assert float(evaluated.mse.mean()) < 0.02 * variance(known)
 
