@@ -10,12 +10,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedrpc import __version__
 from fedrpc.errors import ConfigError, UnknownName
 
-_ALSO_CALLED = {  # elsewhere
+_OTHER_NAMES = {  # what other frameworks call our settings
     "learning_rate": "train.lr",
     "local_epochs": "train.epochs",
     "num_clients": "clients",
@@ -37,7 +38,7 @@ class TrainConfig(_Frozen):
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     lr_decay: float = Field(1.0, gt=0, le=1, description="the rate is multiplied by this ...")
-    lr_decay_every: int = Field(1, ge=1, description="... every so many rounds ...")
+    lr_decay_every: int = Field(1, ge=1, description="... every this many rounds ...")
     lr_min: float = Field(0.0, ge=0, description="... down to this")
     epochs: int = Field(5, ge=0)
     batch_size: int = Field(10, ge=1)
@@ -45,11 +46,11 @@ class TrainConfig(_Frozen):
 
 
 class DpSgdConfig(_Frozen):
-    """Private training in every client: either the noise, or the epsilon that a client may spend in the whole run."""
+    """Private training in every client: either the noise, or the epsilon that a client may spend in a run."""
 
-    max_grad_norm: float = Field(1.0, gt=0, description="an example's gradient is cut to this 2-norm")
-    noise_multiplier: float | None = Field(None, ge=0, description="standard deviation of the noise over that norm")
-    target_epsilon: float | None = Field(None, gt=0, description="or: noise for this, if it takes part in every round")
+    max_grad_norm: float = Field(1.0, gt=0, description="an example's gradient is clipped to this 2-norm")
+    noise_multiplier: float | None = Field(None, ge=0, description="the noise's standard deviation over that norm")
+    target_epsilon: float | None = Field(None, gt=0, description="or: noise for this, if in every round")
 
     @model_validator(mode="after")
     def _one_of_two(self) -> DpSgdConfig:
@@ -59,7 +60,7 @@ class DpSgdConfig(_Frozen):
 
 
 class PrivacyConfig(_Frozen):
-    """Where noise comes from and what is promised with it."""
+    """The source of the noise, and the limits of the guarantee."""
 
     noise: Literal["seeded", "secret"] = "seeded"
     delta: float = Field(1e-5, gt=0, lt=1)
@@ -68,7 +69,7 @@ class PrivacyConfig(_Frozen):
 
 
 class LimitsConfig(_Frozen):
-    """How long and how much; none of it changes what a run computes while no limit is hit."""
+    """Time and size limits; none of them changes what a run computes unless it is hit."""
 
     quorum: float = Field(0.5, ge=0, le=1, description="share of a cohort that must answer a phase")
     deadline_s: float = Field(600.0, gt=0, description="from a task's delivery to its answer")
@@ -77,28 +78,28 @@ class LimitsConfig(_Frozen):
     grace_s: float = Field(5.0, gt=0, description="a session without a parked poll for this long is lost")
     poll_s: float = Field(20.0, gt=0, description="a poll is answered with Idle after this")
     transfer_idle_s: float = Field(60.0, gt=0, description="a transfer that does not move for this long is aborted")
-    transfers: int = Field(4, ge=1, description="how many transfers are under way at once")
-    max_message_bytes: int = Field(8 << 30, gt=0, description="the largest message that is taken")
+    transfers: int = Field(4, ge=1, description="the number of transfers at a time")
+    max_message_bytes: int = Field(8 << 30, gt=0, description="the largest message that is accepted")
 
 
 class RunConfig(_Frozen):
-    """One run, whole: the same configuration gives the same run."""
+    """The whole configuration of a run: the same configuration gives the same run."""
 
     method: str = "fedavg"
     dataset: str = "fmnist-mini"
     partition: str = "iid"
     model: str = "auto"
     normalise: Literal["standard", "unit", "symmetric"] = "standard"
-    channels: int | None = Field(None, ge=1, description="use only the first so many channels of every sample")
+    channels: int | None = Field(None, ge=1, description="use only this many first channels of every example")
     clients: int = Field(10, ge=1)
     fraction: float = Field(1.0, gt=0, le=1, description="share of the clients in a round's cohort")
     rounds: int = Field(10, ge=0)
     seed: int = Field(0, ge=0)
     train_size: int | None = Field(None, ge=1, description="use a seeded, stratified part of the training set")
-    local_test: float = Field(0.0, ge=0, lt=1, description="share of each client's data kept for its own test")
-    eval_every: int = Field(1, ge=1, description="rounds between evaluations on the external test")
-    client_eval_every: int = Field(10, ge=1, description="rounds between evaluations on the clients' own tests")
-    feature_eval_every: int = Field(10, ge=1, description="rounds between measures of the model's features")
+    local_test: float = Field(0.0, ge=0, lt=1, description="share of each client's data that is its local test set")
+    eval_every: int = Field(1, ge=1, description="rounds between evaluations on the external test set")
+    client_eval_every: int = Field(10, ge=1, description="rounds between evaluations on the clients' local test sets")
+    feature_eval_every: int = Field(10, ge=1, description="rounds between measurements of the model's features")
     device: str = "auto"
     parallel: int = Field(0, ge=0, description="clients that work at a time; 0 is no limit")
     train: TrainConfig = TrainConfig()
@@ -114,7 +115,7 @@ class RunConfig(_Frozen):
 
     @property
     def hash(self) -> str:
-        """Names the run: SHA-256 of all that changes what is computed, as 16 hex digits."""
+        """Names the run: SHA-256 of everything that changes the result, as 16 hex digits."""
         content = self.model_dump(exclude={"rounds", "parallel", "device", "limits"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -128,24 +129,24 @@ class RunConfig(_Frozen):
         """Clients in a round."""
         return max(1, round(self.fraction * self.clients))
 
-    def for_clients(self) -> str:
-        """What Join tells a client, as JSON."""
+    def dump_for_join(self) -> str:
+        """The configuration as JSON for the answer to Join, without fields that only the server needs."""
         return self.model_dump_json(exclude={"parallel"})
 
 
 def build(values: Mapping[str, Any]) -> RunConfig:
-    """A checked RunConfig; raises ConfigError with one clear line."""
+    """Checks values and makes a RunConfig of them; raises ConfigError with one clear line."""
     from fedrpc.methods import METHODS  # here, since a method's module imports torch
 
-    config: RunConfig = _validated(RunConfig, values, "option")
+    config: RunConfig = _validate(RunConfig, values, "option")
     cls = METHODS[config.method]
-    params = _validated(cls.Params, config.params, f"parameter of {config.method}", "params.")
-    # Written out whole, so that a default and the same value by hand are the same run.
-    complete = {"params": params.model_dump(mode="json"), "aggregation": _aggregation(config)}
+    params = _validate(cls.Params, config.params, f"parameter of {config.method}", "params.")
+    # With all defaults written out, so that a default and the same value given explicitly are the same run.
+    complete = {"params": params.model_dump(mode="json"), "aggregation": _complete_aggregation(config)}
     return config.model_copy(update=complete)
 
 
-def _aggregation(config: RunConfig) -> dict[str, dict[str, Any]]:
+def _complete_aggregation(config: RunConfig) -> dict[str, dict[str, Any]]:
     """The parameters of every layer of aggregation, written out whole."""
     from fedrpc.aggregation import AGGREGATORS
 
@@ -156,14 +157,14 @@ def _aggregation(config: RunConfig) -> dict[str, dict[str, Any]]:
     found = {}
     for name in config.layers:
         values = config.aggregation.get(name, {})
-        params = _validated(AGGREGATORS[name].Params, values, f"parameter of {name}", f"aggregation.{name}.")
+        params = _validate(AGGREGATORS[name].Params, values, f"parameter of {name}", f"aggregation.{name}.")
         if written := params.model_dump(mode="json"):
             found[name] = written
     return found
 
 
-def told(text: str) -> RunConfig:
-    """The configuration that a server told at Join; raises ConfigError when this version does not know it."""
+def parse_join_config(text: str) -> RunConfig:
+    """Parses the configuration in a server's answer to Join; raises ConfigError when this version does not know it."""
     try:
         return RunConfig.model_validate_json(text)
     except ValidationError as error:
@@ -175,6 +176,11 @@ def told(text: str) -> RunConfig:
         ) from None
 
 
+def default_run_dir(config: RunConfig) -> Path:
+    """The run directory when none is chosen: named after the method, the data set and the configuration's hash."""
+    return Path("runs") / f"{config.method}-{config.dataset}-{config.hash[:8]}"
+
+
 def params_of(config: RunConfig) -> Any:
     """The method's own parameters, typed."""
     from fedrpc.methods import METHODS
@@ -182,7 +188,7 @@ def params_of(config: RunConfig) -> Any:
     return METHODS[config.method].Params(**config.params)
 
 
-def _validated(cls: type[Any], values: Mapping[str, Any], what: str, prefix: str = "") -> Any:
+def _validate(cls: type[Any], values: Mapping[str, Any], what: str, prefix: str = "") -> Any:
     try:
         return cls(**values)
     except ValidationError as error:
@@ -191,7 +197,7 @@ def _validated(cls: type[Any], values: Mapping[str, Any], what: str, prefix: str
         name = prefix + ".".join(path)
         if first["type"] == "extra_forbidden":
             beside = [prefix + n for n in _names_beside(cls, path)]
-            raise UnknownName(what, name, beside, _elsewhere(cls, path)) from None
+            raise UnknownName(what, name, beside, _suggest_name(cls, path)) from None
         got = first.get("input")
         raise ConfigError(f"{name}: {first['msg'].lower()}, got {got!r}") from None
 
@@ -204,57 +210,57 @@ def _names_beside(cls: type[BaseModel], path: list[str]) -> Iterable[str]:
     return [".".join([*path[:-1], name]) for name in cls.model_fields]
 
 
-def _elsewhere(cls: type[BaseModel], path: list[str]) -> str:
-    """Says so when a name that is unknown here stands in one of the tables."""
+def _suggest_name(cls: type[BaseModel], path: list[str]) -> str:
+    """A hint when a name that is unknown here is in one of the tables, or is what others call a setting of ours."""
     tables = {name: field.annotation for name, field in cls.model_fields.items() if len(path) == 1}
     found = [
         f"{name}.{path[0]}"
         for name, table in tables.items()
         if isinstance(table, type) and issubclass(table, BaseModel) and path[0] in table.model_fields
     ]
-    if len(path) and path[-1] in _ALSO_CALLED:
-        found.append(_ALSO_CALLED[path[-1]])
+    if len(path) and path[-1] in _OTHER_NAMES:
+        found.append(_OTHER_NAMES[path[-1]])
     return f"There is '{found[0]}'." if found else ""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as a dict."""
+    """The values in a TOML file."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no configuration at {path}; check the path, or see `fedrpc list recipes`") from None
     except OSError as error:
-        raise ConfigError(f"can not read {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
-def recipes() -> dict[str, Path]:
-    """The recipes that ship with the package, by name."""
+def list_recipes() -> dict[str, Path]:
+    """The paths of the recipes that come with the package, by name."""
     folder = Path(str(resources.files("fedrpc") / "recipes"))
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def recipe(name: str) -> dict[str, Any]:
-    """A recipe's values."""
-    known = recipes()
+def read_recipe(name: str) -> dict[str, Any]:
+    """The values of a recipe."""
+    known = list_recipes()
     if name not in known:
         raise UnknownName("recipe", name, known)
     return read_toml(known[name])
 
 
-def merged(base: Mapping[str, Any], *layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Later layers win; tables are merged key by key."""
+def merge(base: Mapping[str, Any], *layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Merges layers of values: later ones win, tables are merged key by key."""
     out = dict(base)
     for layer in layers:
         for key, value in layer.items():
             both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
-            out[key] = merged(out[key], value) if both else value
+            out[key] = merge(out[key], value) if both else value
     return out
 
 
 def parse_set(items: Iterable[str]) -> dict[str, Any]:
-    """`key.sub=value` items as nested values; a value is TOML, or else a plain string."""
+    """Parses `key.sub=value` items into nested values; a value is TOML, or else a plain string."""
     out: dict[str, Any] = {}
     for item in items:
         key, sign, text = item.partition("=")
@@ -266,31 +272,25 @@ def parse_set(items: Iterable[str]) -> dict[str, Any]:
             value = text
         for step in reversed(key.strip().split(".")):
             value = {step: value}
-        out = merged(out, value)
+        out = merge(out, value)
     return out
 
 
 def to_toml(config: RunConfig) -> str:
-    """The configuration as TOML that gives the same run again."""
-    plain, tables = [], []
-    for name, value in config.model_dump(mode="json").items():
-        if isinstance(value, dict):
-            rows = [f"{key} = {_toml(item)}" for key, item in value.items() if item is not None]
-            tables.append("\n".join([f"\n[{name}]", *rows]))
-        elif value is not None:
-            plain.append(f"{name} = {_toml(value)}")
-    return "\n".join([*plain, *tables]) + "\n"
+    """The configuration as TOML that gives the same run again; values that are None are left out."""
+    return tomli_w.dumps(_drop_none(config.model_dump(mode="json")))
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        inner = ", ".join(f"{key} = {_toml(item)}" for key, item in value.items() if item is not None)
-        return "{" + inner + "}"
-    return json.dumps(value)
+def _drop_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _drop_none(value) if isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if value is not None
+    }
 
 
-def differences(old: RunConfig, new: RunConfig) -> list[str]:
-    """What sets two configurations apart, as readable lines."""
+def list_differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """The settings in which two configurations differ, as readable lines."""
 
     def flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
         out: dict[str, Any] = {}

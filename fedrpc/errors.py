@@ -1,13 +1,13 @@
 """Every exception fedrpc raises on purpose, and the exit code each one ends a process with.
 
 FedrpcError                      1
-├── ConfigError                 78  something a person wrote is wrong (EX_CONFIG): no retry helps
-│   ├── UnknownName             78  a name that no registry knows; says the nearest one
+├── ConfigError                 78  an option, a file or a value is wrong (EX_CONFIG): no retry helps
+│   ├── UnknownName             78  a name that is not registered; suggests the nearest one
 │   ├── DataError               78  a data set is missing or malformed
 │   └── Refused                 78  the server refused this client for good
-├── Unavailable                 75  the other side or a port is not there now (EX_TEMPFAIL): retry
+├── Unavailable                 75  the server or a port is not available now (EX_TEMPFAIL): retry
 │   └── QuorumError             75  too few clients answered a phase
-├── Taken                       75  another live client has this id now (EX_TEMPFAIL): retry when it is gone
+├── Taken                       75  another live client has this id (EX_TEMPFAIL): retry when it has ended
 ├── WireError                   76  bytes that break the wire contract (EX_PROTOCOL)
 ├── Abstained                    1  a client chose not to answer (its privacy budget is spent)
 └── Cancelled                    1  the server withdrew the task that was being answered
@@ -20,19 +20,19 @@ from collections.abc import Iterable
 
 
 class FedrpcError(Exception):
-    """Base class; `str(error)` is one clear line for a person."""
+    """Base class; `str(error)` is one clear line for the user."""
 
     exit_code = 1
 
 
 class ConfigError(FedrpcError):
-    """Something a person wrote is wrong."""
+    """An option, a file or a value is wrong."""
 
     exit_code = 78
 
 
 class UnknownName(ConfigError):
-    """A name that is not registered, with the nearest one that is."""
+    """A name that is not registered; the message suggests the nearest one that is."""
 
     def __init__(self, what: str, got: str, valid: Iterable[str], remedy: str = "") -> None:
         self.what, self.got, self.valid = what, got, sorted(valid)
@@ -51,7 +51,7 @@ class Refused(ConfigError):
 
 
 class Unavailable(FedrpcError):
-    """The other side, or a port, is not there now."""
+    """The server, or a port, is not available now."""
 
     exit_code = 75
 
@@ -61,7 +61,7 @@ class QuorumError(Unavailable):
 
 
 class Taken(FedrpcError):
-    """Another live client has this id; not Unavailable, since waiting helps only when that one is about to end."""
+    """Another live client has this id; not Unavailable, since waiting helps only if that one is about to end."""
 
     exit_code = 75
 

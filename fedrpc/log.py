@@ -1,4 +1,4 @@
-"""structlog set-up: people get coloured lines on a terminal, machines get JSON."""
+"""Sets up structlog: coloured lines on a terminal, JSON elsewhere."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import Any, TextIO
 
 import structlog
 
+from fedrpc.errors import UnknownName
+
+LEVELS = ("debug", "info", "warning", "error")
+
 
 def set_up(level: str = "info", *, stream: TextIO | None = None, **bound: Any) -> None:
     """Configures logging for this process.
 
     Args:
         level: The lowest level that is shown.
-        stream: Where lines go; standard error when None, so that results stay alone on standard output.
-        bound: Keys that every line carries, such as role and client.
+        stream: Where lines go; standard error when None, so that standard output has only results.
+        bound: Keys that every line has, such as role and client.
     """
     out = stream or sys.stderr
     renderer: Any = structlog.dev.ConsoleRenderer() if out.isatty() else structlog.processors.JSONRenderer()
@@ -33,6 +37,13 @@ def set_up(level: str = "info", *, stream: TextIO | None = None, **bound: Any) -
     structlog.contextvars.bind_contextvars(**bound)
 
 
+def check_level(name: str) -> str:
+    """The name of a log level as it is; raises UnknownName when there is no such level."""
+    if name not in LEVELS:
+        raise UnknownName("log level", name, LEVELS)
+    return name
+
+
 def get(name: str) -> Any:
-    """A logger that says which room speaks."""
+    """A logger whose lines name their room."""
     return structlog.get_logger(room=name)

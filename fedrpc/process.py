@@ -1,4 +1,4 @@
-"""What every fedrpc process does around its work: die with its parent, end on signals, exit with an honest code."""
+"""What every fedrpc process does around its work: end with its parent and on signals, and exit with the right code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedrpc.errors import FedrpcError
 
 _PR_SET_PDEATHSIG = 1
 _M_MMAP_THRESHOLD = -3  # malloc.h
-# gRPC's own lines on standard error, which would stand beside our one clear line; read when gRPC is first used.
+# Silences gRPC's own lines on standard error beside our one clear line; read when gRPC is first used.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
@@ -28,15 +28,20 @@ class Stopped(Exception):
 
 
 def end_at_once(number: int, _: Any) -> None:
-    """A signal handler for as long as there is nothing to put away.
+    """A signal handler for as long as there is nothing to clean up.
 
     The first process of a container needs one: there the kernel ignores a signal that has no handler.
     """
     os._exit(128 + number)
 
 
+def raise_stopped(number: int, _: Any) -> None:
+    """A signal handler that unwinds the work under way, so that it can clean up."""
+    raise Stopped(number)
+
+
 def die_with_parent(parent: int) -> None:
-    """Has the kernel send SIGTERM when the parent is gone; elsewhere than on Linux the launcher's clean-up must do."""
+    """Has the kernel send SIGTERM when the parent ends; only on Linux, elsewhere the launcher's clean-up must do."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before we asked
@@ -44,11 +49,11 @@ def die_with_parent(parent: int) -> None:
 
 
 def return_freed_memory() -> None:
-    """Has freed blocks of 4 MiB and more, which are tensors, go back to the system at once.
+    """Has freed blocks of 4 MiB and more, which are tensors, returned to the system at once.
 
-    glibc otherwise keeps blocks of up to 32 MiB for reuse, in an arena for each thread: in echo rounds of 8 x 44 MB the
-    server's peak was 14 models, and is 6 so, for a fifth more CPU. With a limit of 1 MiB, a chunk, it was 5 for two
-    thirds more. For training, which reuses such blocks in every batch, keeping them is right.
+    Otherwise glibc keeps blocks of up to 32 MiB for reuse, in an arena for each thread. In echo rounds of 8 x 44 MB
+    this lowers the server's peak from 14 models to 6, for a fifth more CPU; a limit of 1 MiB, the size of a chunk, gave
+    5 for two thirds more. Training reuses such blocks in every batch, so there keeping them is right.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -57,9 +62,9 @@ def return_freed_memory() -> None:
 
 @contextlib.contextmanager
 def keeping_freed_memory() -> Iterator[None]:
-    """Undoes `return_freed_memory` for a while: for work that takes and frees the same large blocks again and again.
+    """Suspends `return_freed_memory` for work that takes and frees the same large blocks again and again.
 
-    Otherwise every activation of an evaluation is fresh pages from the system: half of the server's CPU time.
+    Otherwise every activation of an evaluation needs fresh pages from the system: half of the server's CPU time.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
@@ -74,14 +79,14 @@ def keeping_freed_memory() -> Iterator[None]:
 
 
 def give_back_memory() -> None:
-    """Returns what was freed so far to the system, once; for after a set-up that needed much for a moment."""
+    """Returns what was freed so far to the system, once: for after a set-up that needed much memory."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
 
 def run_async(main: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a coroutine; SIGTERM and SIGINT cancel it, so that it can put its things away, and raise Stopped."""
+    """Runs a coroutine; SIGTERM and SIGINT cancel it, so that it can clean up, and then raise Stopped."""
 
     async def guarded() -> Any:
         loop, caught = asyncio.get_running_loop(), []
@@ -104,12 +109,12 @@ def run_async(main: Coroutine[Any, Any, Any]) -> Any:
 
 
 def exit_code_of(work: Callable[[], Any]) -> int:
-    """Runs `work`; a mistake of the user's is one line on standard error and an exit code, never a traceback."""
+    """Runs `work`; a mistake of the user's becomes one line on standard error and an exit code, never a traceback."""
     try:
         work()
         return 0
     except FedrpcError as error:
-        if str(error):  # or else another process has said it already
+        if str(error):  # otherwise another process has said it already
             print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except Stopped as stopped:

@@ -1,4 +1,4 @@
-"""Named things that third parties can add: built in by decorator, from outside by entry point."""
+"""Registries of named things: built-in ones by decorator, those of third parties by entry point."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Maps names to things; loads its built-in package and the entry point group `fedrpc.<plural>` on the first miss.
+    """Maps names to registered things; loads built-ins and entry points on the first miss.
 
     Args:
         what: The singular noun used in errors, such as "method".
@@ -25,42 +25,42 @@ class Registry(Generic[T]):
     def __init__(self, what: str, plural: str, builtin: str | None = None) -> None:
         self.what, self.group, self._builtin = what, f"fedrpc.{plural}", builtin
         self._items: dict[str, T] = {}
-        self._broken: dict[str, str] = {}  # why what somebody else's package names can not be loaded
-        self._searched = False
+        self._broken: dict[str, str] = {}  # why an entry point could not be loaded, by name
+        self._is_loaded = False
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that files what it decorates under `name`."""
+        """A decorator that registers what it decorates under `name`."""
 
-        def file(item: T) -> T:
+        def add(item: T) -> T:
             if self._items.get(name, item) is not item:
                 raise ConfigError(f"two {self.what}s are called '{name}'; rename one of them")
             self._items[name] = item
             return item
 
-        return file
+        return add
 
     def __getitem__(self, name: str) -> T:
         if name not in self._items:
-            self._search()
+            self._load()
         if name in self._broken:
-            raise ConfigError(f"the {self.what} '{name}' can not be loaded from {self._broken[name]}")
+            raise ConfigError(f"the {self.what} '{name}' cannot be loaded from {self._broken[name]}")
         if name not in self._items:
             raise UnknownName(self.what, name, self._items)
         return self._items[name]
 
     def __contains__(self, name: str) -> bool:
         if name not in self._items:
-            self._search()
+            self._load()
         return name in self._items
 
     def __iter__(self) -> Iterator[str]:
-        self._search()
+        self._load()
         return iter(sorted(self._items))
 
-    def _search(self) -> None:
-        if self._searched:
+    def _load(self) -> None:
+        if self._is_loaded:
             return
-        self._searched = True
+        self._is_loaded = True
         if self._builtin:
             # Only now: its modules import this registry's module, and each other.
             package = importlib.import_module(self._builtin)
@@ -71,5 +71,5 @@ class Registry(Generic[T]):
                 continue
             try:
                 self._items[point.name] = point.load()
-            except Exception as error:  # one broken package must not take the others with it
+            except Exception as error:  # one broken package must not hide the others
                 self._broken[point.name] = f"'{point.value}': {type(error).__name__}: {error}"

@@ -121,7 +121,7 @@ def problem_of(method: str | type[Method[Any, Any]], *, build: Build | None = ti
     """
     cls = METHODS[method] if isinstance(method, str) else method
     with registered(cls):
-        merged = configuration.merged({"method": cls.name}, SMALL, values)
+        merged = configuration.merge({"method": cls.name}, SMALL, values)
         return SmallProblem(configuration.build(merged), build)
 
 

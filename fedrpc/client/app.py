@@ -18,7 +18,7 @@ from fedrpc.client.answer import Answerer
 from fedrpc.client.identity import Identity
 from fedrpc.client.store import ClientStore, Kept
 from fedrpc.client.transport import SessionLost, Task, Transport
-from fedrpc.config import told
+from fedrpc.config import parse_join_config
 from fedrpc.device import choose
 from fedrpc.errors import Abstained, Cancelled, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.problem import Problem
@@ -144,7 +144,7 @@ class ClientApp:
         self._log.info("joined", run=answer.run_id)
 
     def _set_up(self, answer: pb.JoinResponse) -> None:
-        config = told(answer.config)
+        config = parse_join_config(answer.config)
         if not 0 <= self._options.client_id < config.clients:
             raise Refused(f"client id {self._options.client_id} is out of range: the run has 0 to {config.clients - 1}")
         torch.set_num_threads(config.train.threads)

@@ -1,1 +1,1 @@
-"""A run on Kubernetes: from a configuration and a number of clients to the manifests that play it."""
+"""A run on Kubernetes: from a configuration and a number of clients to its manifests."""

@@ -1,4 +1,4 @@
-"""The clients' manifests: an Indexed Job whose completion index says which clients a pod is."""
+"""The clients' manifests: an Indexed Job whose completion index determines a pod's clients."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from fedrpc.deploy import shape
 from fedrpc.deploy.shape import Deployment, Manifest, mount
 from fedrpc.errors import ConfigError
 
-USAGE = 2  # an option that does not exist
+USAGE = 2  # an unknown option
 STOPPED = 143  # SIGTERM
 
 
 def manifests(deployment: Deployment, checksum: str) -> list[Manifest]:
-    """Everything of the clients'."""
-    # To anywhere: a node's own DNS cache has no pod that could be selected.
+    """All manifests of the clients."""
+    # To anywhere: a node-local DNS cache is no pod that could be selected.
     look_up = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
     return [
         _job(deployment, checksum),
-        # A number, since a Job has no scale that a share could be taken of.
+        # A number, since a Job has no scale to take a percentage of.
         shape.budget(deployment, "client", deployment.num_pods_needed),
         shape.network(deployment, "client", ingress=[], egress=[shape.peer(deployment, "server", "to"), look_up]),
     ]
@@ -34,10 +34,10 @@ def _job(deployment: Deployment, checksum: str) -> Manifest:
         "spec": {
             "completionMode": "Indexed",
             "completions": deployment.num_pods,
-            "parallelism": deployment.num_pods,  # all of them are there all the time: a cohort is drawn from all
+            "parallelism": deployment.num_pods,  # all at once: cohorts are sampled from all clients
             "backoffLimitPerIndex": 6,
             "maxFailedIndexes": deployment.num_pods - deployment.num_pods_needed,
-            "podReplacementPolicy": "Failed",  # not before the old one is gone, or its client would be there twice
+            "podReplacementPolicy": "Failed",  # only once the old pod has ended, or its clients would exist twice
             "podFailurePolicy": {"rules": _rules()},
             "template": shape.pod(deployment, "client", checksum, _pod(deployment), [volume]),
         },
@@ -45,20 +45,20 @@ def _job(deployment: Deployment, checksum: str) -> Manifest:
 
 
 def _rules() -> list[Manifest]:
-    """What becomes of a pod that failed; what no rule is for (75 not now, 1, 76, 137) counts and is tried again."""
+    """What happens to a failed pod; exit codes without a rule (75, 1, 76, 137) count as failures and are retried."""
     return [
         {
-            "action": "FailIndex",  # something that a person wrote is wrong: the same pod would fail again
+            "action": "FailIndex",  # the configuration is wrong: the same pod would fail again
             "onExitCodes": {
                 "containerName": "client",
                 "operator": "In",
                 "values": [USAGE, ConfigError.exit_code],
             },
         },
-        # Evicted, preempted, or its node is gone: not the pod's fault.
+        # Evicted, preempted, or its node is lost: not the pod's fault.
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {
-            "action": "Ignore",  # deleted by a person, or its node shuts down
+            "action": "Ignore",  # deleted by hand, or its node shuts down
             "onExitCodes": {"containerName": "client", "operator": "In", "values": [STOPPED]},
         },
     ]
@@ -77,7 +77,7 @@ def _pod(deployment: Deployment) -> dict[str, Any]:
         "resources": shape.resources(deployment.cpu_of_clients, deployment.memory_of_clients)
     }
     return {
-        "restartPolicy": "Never",  # as a podFailurePolicy wants it
+        "restartPolicy": "Never",  # a podFailurePolicy requires it
         "terminationGracePeriodSeconds": 30,
         "topologySpreadConstraints": [
             {

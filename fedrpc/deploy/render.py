@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import yaml
@@ -16,25 +15,30 @@ from fedrpc.deploy.shape import Deployment, Manifest
 
 
 def configuration(values: Mapping[str, Any]) -> RunConfig:
-    """The run's configuration, with a cluster's patience where nothing else is said."""
-    return settings.build(settings.merged(shape.PATIENT, values))
+    """The run's configuration, with longer limits by default than on one machine."""
+    return settings.build(settings.merge(shape.PATIENT, values))
 
 
-def deployment(config: RunConfig, options: Mapping[str, Any]) -> Deployment:
-    """A deployment by the command's options, by their names; None leaves what is measured."""
-    names = [field.name for field in fields(Deployment) if options.get(field.name) is not None]
-    return Deployment(config=config, **{name: options[name] for name in names})
+def render_run(values: Mapping[str, Any], placement: Mapping[str, Any]) -> str:
+    """The manifests of a run.
+
+    Args:
+        values: The values of its configuration.
+        placement: The fields of Deployment by name; None takes the default.
+    """
+    chosen = {name: value for name, value in placement.items() if value is not None}
+    return render(Deployment(config=configuration(values), **chosen))
 
 
 def manifests(deployment: Deployment) -> list[Manifest]:
-    """Every object, in the order in which they are made."""
+    """All objects, in the order of their creation."""
     toml = settings.to_toml(deployment.config)
     checksum = hashlib.sha256(toml.encode()).hexdigest()
     account = {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
         "metadata": deployment.metadata(deployment.name, "run"),
-        "automountServiceAccountToken": False,  # no pod talks to the cluster
+        "automountServiceAccountToken": False,  # no pod talks to the cluster's API
     }
     config_map = {
         "apiVersion": "v1",
@@ -51,10 +55,10 @@ def manifests(deployment: Deployment) -> list[Manifest]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as they are, and repeats what is the same instead of pointing to it."""
+    """Writes texts of several lines as blocks, and repeats equal objects instead of using anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Nothing is pointed to."""
+        """Never writes an anchor."""
         return True
 
 
@@ -67,17 +71,17 @@ _Dumper.add_representer(
 
 
 def render(deployment: Deployment) -> str:
-    """The manifests, with the commands that play the run at their head."""
+    """The manifests as YAML, headed by the commands that run them."""
     documents = yaml.dump_all(manifests(deployment), Dumper=_Dumper, sort_keys=False, width=120)
-    return "".join(f"# {line}".rstrip() + "\n" for line in _commands(deployment)) + documents
+    return "".join(f"# {line}".rstrip() + "\n" for line in _list_commands(deployment)) + documents
 
 
-def _commands(deployment: Deployment) -> list[str]:
+def _list_commands(deployment: Deployment) -> list[str]:
     run, there = deployment.config, f" -n {deployment.namespace}" if deployment.namespace else ""
     return [
         f"{run.method} on {run.dataset}, {run.rounds} rounds, {run.clients} clients. With this text in run.yaml:",
         f"  kubectl{there} apply -f run.yaml",
         f"  kubectl{there} wait --for=condition=complete --timeout=24h job/{deployment.client_name}",
         f"  kubectl{there} cp {deployment.server_name}-0:{deployment.out} result",
-        f"The end: kubectl{there} delete -f run.yaml, which leaves the volume with the run directory.",
+        f"To end: kubectl{there} delete -f run.yaml, which keeps the volume with the run directory.",
     ]

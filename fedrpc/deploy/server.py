@@ -1,4 +1,4 @@
-"""The server's manifests: a StatefulSet with a volume for run directories, how it is found, and who may reach it."""
+"""The server's manifests: a StatefulSet with a volume for run directories, its Service, and its network policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedrpc.deploy.shape import Deployment, Manifest, mount
 
 
 def manifests(deployment: Deployment, checksum: str) -> list[Manifest]:
-    """Everything of the server's; the checksum of its configuration makes another one start it anew."""
+    """All manifests of the server; another checksum of the configuration restarts it."""
     return [
         _service(deployment),
         _stateful_set(deployment, checksum),
@@ -26,7 +26,7 @@ def _service(deployment: Deployment) -> Manifest:
         "metadata": deployment.metadata(deployment.server_name, "server"),
         "spec": {
             "clusterIP": "None",
-            # Clients knock until it opens; a name that is missing meanwhile would be remembered as missing.
+            # Clients retry until it is ready; a name that does not resolve meanwhile would be cached as missing.
             "publishNotReadyAddresses": True,
             "selector": deployment.labels("server"),
             "ports": [{"name": "grpc", "port": shape.PORT, "targetPort": "grpc"}],
@@ -43,7 +43,7 @@ def _stateful_set(deployment: Deployment, checksum: str) -> Manifest:
         "spec": {
             "serviceName": deployment.server_name,
             "replicas": 1,  # one server serves one run
-            "podManagementPolicy": "Parallel",  # or a pod that fails would have to be deleted before another takes over
+            "podManagementPolicy": "Parallel",  # otherwise a failed pod would have to be deleted first
             "selector": {"matchLabels": deployment.labels("server")},
             "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
             "template": shape.pod(deployment, "server", checksum, _pod(deployment), [volume]),
@@ -57,7 +57,7 @@ def _runs(deployment: Deployment) -> Manifest:
     return {
         "metadata": {"name": "runs", "labels": deployment.labels("server")},
         "spec": {
-            "accessModes": ["ReadWriteOncePod"],  # never two servers, whatever becomes of a node
+            "accessModes": ["ReadWriteOncePod"],  # never two servers, even if a node is lost
             **of_class,
             "resources": {"requests": {"storage": deployment.storage}},
         },
@@ -85,13 +85,13 @@ def _pod(deployment: Deployment) -> dict[str, Any]:
 
 
 def _probes() -> Manifest:
-    """Native gRPC probes on the port of their own: they know no TLS, and are not the run's traffic."""
+    """Native gRPC probes on a port of their own: they know no TLS, and are not the run's traffic."""
     alive = {"grpc": {"port": shape.HEALTH_PORT}}
     ready = {"grpc": {"port": shape.HEALTH_PORT, "service": shape.SERVICE}}
     return {
-        # Until Python and torch are loaded nobody answers.
+        # Nothing answers until Python and torch are loaded.
         "startupProbe": alive | {"periodSeconds": 5, "failureThreshold": 60},
-        # The event loop answers: a server whose loop hangs for two minutes is started anew.
+        # The event loop answers; a server whose loop hangs for two minutes is restarted.
         "livenessProbe": alive | {"periodSeconds": 20, "timeoutSeconds": 10, "failureThreshold": 6},
         "readinessProbe": ready | {"periodSeconds": 5, "timeoutSeconds": 5},
     }

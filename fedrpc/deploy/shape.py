@@ -1,4 +1,4 @@
-"""What all manifests of a deployment agree on: names, ports, paths, sizes, and what every pod has."""
+"""What the manifests of a deployment have in common: names, ports, paths, sizes, and the parts of every pod."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fedrpc.wire.v1 import coordinator_pb2
 Manifest = dict[str, Any]
 
 PORT, HEALTH_PORT = 50051, 50052
-SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name  # what readiness asks for
+SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name  # whose health is readiness
 CONFIG_DIR, RUNS_DIR, STATE_DIR, DATA_DIR, TMP_DIR = "/config", "/runs", "/state", "/data", "/tmp"
-USER = 10001  # any other does as well: the image expects no user
+USER = 10001  # any other works as well: the image assumes none
 
-# What a cluster takes longer for than one machine: a pod is evicted, scheduled and started anew in minutes.
+# Longer limits than on one machine: to evict, schedule and start a pod takes minutes.
 PATIENT = {"limits": {"join_s": 1800.0, "absent_s": 600.0}}
-WAIT_S = 3600  # a client that gives up is a new pod, which starts without what the old one kept
+WAIT_S = 3600  # long, since a client that gives up is replaced by a pod without its store
 
-# From what was measured, with room; deploy/README.md has both.
+# Measured sizes with a margin; deploy/README.md has both.
 SERVER_MEMORY, SERVER_CPU = "2Gi", "1"
-POD_MIB, CLIENT_MIB = 768, 48  # of a pod with one client, and of each further client in it
-IDLE_CPU = 0.02  # cores for a client that waits for its turn: it takes less, but has to start
+POD_MIB, CLIENT_MIB = 768, 48  # for a pod's first client, and for each further one
+IDLE_CPU = 0.02  # cores for a client that waits: it uses less, but needs this to start
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
@@ -35,20 +35,20 @@ _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
 
 @dataclass(frozen=True)
 class Deployment:
-    """One run and where it goes.
+    """A run on a cluster.
 
     Attributes:
-        image: Has the three programs; deploy/Dockerfile makes it.
-        name: What all objects' names begin with: one run a name and namespace at a time.
-        namespace: None for the one that kubectl is set to.
-        clients_per_pod: How many clients each pod has.
+        image: Contains the three programs; deploy/Dockerfile builds it.
+        name: The prefix of all objects' names; runs at the same time in one namespace need different ones.
+        namespace: None for kubectl's current one.
+        clients_per_pod: The number of clients in each pod.
         data_pvc: A claim with prepared data sets, mounted read-only by every pod.
-        state_pvc: A claim that all pods can write, for what clients keep; None keeps it in each pod.
+        state_pvc: A claim that all pods can write, for clients' stores; None keeps them in each pod.
         storage: The size of the claim for run directories.
         storage_class: Its class; None for the cluster's default.
-        server_memory: Request and limit, in Kubernetes' way of writing sizes; so the next three.
-        client_memory: Of a client pod; None for what was measured.
-        client_cpu: Request of a client pod; None for as many cores as it has clients at work.
+        server_memory: Request and limit, in Kubernetes' notation, like the next three.
+        client_memory: Of a client pod; None for the measured size.
+        client_cpu: Request of a client pod; None for one core for each client at work.
     """
 
     config: RunConfig
@@ -67,40 +67,40 @@ class Deployment:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ConfigError(f"--name takes at most 40 of a-z, 0-9 and -, from a letter on, got '{self.name}'")
+            raise ConfigError(f"--name takes at most 40 of a-z, 0-9 and -, the first a letter, got '{self.name}'")
         for option in ("storage", "server_memory", "server_cpu", "client_memory", "client_cpu"):
             value = getattr(self, option)
             if value is not None and not _QUANTITY.fullmatch(value):
                 raise ConfigError(f"--{option.replace('_', '-')} takes a size such as 500m or 2Gi, got '{value}'")
         if not self.data_pvc and not (EMBEDDED / self.config.dataset).exists():
             raise ConfigError(
-                f"the image has no '{self.config.dataset}': prepare it on a volume (deploy/README.md says how) and "
-                "name its claim with --data-pvc"
+                f"the image has no '{self.config.dataset}': prepare it on a volume (see deploy/README.md) and name its "
+                "claim with --data-pvc"
             )
 
     @property
     def num_pods(self) -> int:
-        """How many client pods there are."""
+        """The number of client pods."""
         return math.ceil(self.config.clients / self.clients_per_pod)
 
     @property
     def num_pods_needed(self) -> int:
-        """Pods without which a round has no quorum."""
+        """The number of client pods that a quorum needs."""
         return max(1, math.ceil(self.config.limits.quorum * self.num_pods))
 
     @property
     def server_name(self) -> str:
-        """The StatefulSet, and the Service that clients find it by."""
+        """The name of the StatefulSet, and of the Service that clients find it by."""
         return f"{self.name}-server"
 
     @property
     def client_name(self) -> str:
-        """The Job."""
+        """The name of the Job."""
         return f"{self.name}-client"
 
     @property
     def out(self) -> str:
-        """The run directory: another configuration on the same volume is another run."""
+        """The run directory; each configuration has its own on the volume."""
         return f"{RUNS_DIR}/{self.config.method}-{self.config.dataset}-{self.config.hash[:8]}"
 
     @property
@@ -110,12 +110,12 @@ class Deployment:
 
     @property
     def cpu_of_clients(self) -> str:
-        """Request of a client pod: a core for each torch thread that is at work at a time, on average over rounds."""
-        a_client = max(IDLE_CPU, self.config.fraction * self.config.train.threads)
-        return self.client_cpu or f"{math.ceil(a_client * min(self.clients_per_pod, self.config.clients) * 1000)}m"
+        """Request of a client pod: one core for each torch thread at work, on average over rounds."""
+        per_client = max(IDLE_CPU, self.config.fraction * self.config.train.threads)
+        return self.client_cpu or f"{math.ceil(per_client * min(self.clients_per_pod, self.config.clients) * 1000)}m"
 
     def labels(self, component: str) -> dict[str, str]:
-        """By which a component's pods are selected."""
+        """The labels that select a component's pods."""
         return {
             "app.kubernetes.io/name": "fedrpc",
             "app.kubernetes.io/instance": self.name,
@@ -129,22 +129,22 @@ class Deployment:
 
 
 def mount(name: str, path: str, *, read_only: bool = False) -> Manifest:
-    """Where a container has a volume."""
+    """A mount of a volume in a container."""
     return {"name": name, "mountPath": path} | ({"readOnly": True} if read_only else {})
 
 
 def claim(name: str, claim_name: str, *, read_only: bool = False) -> Manifest:
-    """A volume that is there already."""
+    """A volume from an existing claim."""
     return {"name": name, "persistentVolumeClaim": {"claimName": claim_name, "readOnly": read_only}}
 
 
 def scratch(name: str, size: str) -> Manifest:
-    """A volume that a pod begins with, empty, and takes away with it."""
+    """An empty volume that lives as long as its pod."""
     return {"name": name, "emptyDir": {"sizeLimit": size}}
 
 
 def container(deployment: Deployment, program: str, args: list[str], mounts: list[Manifest]) -> Manifest:
-    """A container that may write nothing but its volumes, and may become nobody else."""
+    """A container that can write only its volumes and cannot gain privileges."""
     data = [mount("data", DATA_DIR, read_only=True)] if deployment.data_pvc else []
     threads = str(deployment.config.train.threads)
     return {
@@ -154,7 +154,7 @@ def container(deployment: Deployment, program: str, args: list[str], mounts: lis
         "command": [f"fedrpc-{program}"],
         "args": [*args, *([f"--data-dir={DATA_DIR}"] if deployment.data_pvc else [])],
         "env": [{"name": "HOME", "value": TMP_DIR}, {"name": "OMP_NUM_THREADS", "value": threads}],
-        "terminationMessagePolicy": "FallbackToLogsOnError",  # the last line says what was wrong
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # the last log line says what was wrong
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -165,12 +165,12 @@ def container(deployment: Deployment, program: str, args: list[str], mounts: lis
 
 
 def resources(cpu: str, memory: str) -> Manifest:
-    """What a container may count on; of memory it gets no more."""
+    """The requests of a container, with its memory also as the limit."""
     return {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": memory}}
 
 
 def pod(deployment: Deployment, component: str, checksum: str, spec: Manifest, volumes: list[Manifest]) -> Manifest:
-    """A pod template that any cluster with the restricted standard takes; another configuration makes it another."""
+    """A pod template that the restricted security standard allows; another configuration replaces the pods."""
     data = [claim("data", deployment.data_pvc, read_only=True)] if deployment.data_pvc else []
     return {
         "metadata": {"labels": deployment.labels(component), "annotations": {"checksum/config": checksum}},
@@ -193,7 +193,7 @@ def pod(deployment: Deployment, component: str, checksum: str, spec: Manifest, v
 
 
 def budget(deployment: Deployment, component: str, least: int) -> Manifest:
-    """How many of a component's pods a drain has to leave."""
+    """The number of a component's pods that a drain must leave."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -207,7 +207,7 @@ def budget(deployment: Deployment, component: str, least: int) -> Manifest:
 
 
 def network(deployment: Deployment, component: str, *, ingress: list[Manifest], egress: list[Manifest]) -> Manifest:
-    """Who may reach a component's pods, and whom they may; nobody else."""
+    """Allows a component's pods only this traffic."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -222,7 +222,7 @@ def network(deployment: Deployment, component: str, *, ingress: list[Manifest], 
 
 
 def peer(deployment: Deployment, component: str, side: str) -> Manifest:
-    """The run's own traffic with the other component."""
+    """The run's traffic with the other component, as a rule of a network policy."""
     return {
         side: [{"podSelector": {"matchLabels": deployment.labels(component)}}],
         "ports": [{"protocol": "TCP", "port": PORT}],

@@ -1,1 +1,1 @@
-"""Local runs: one server and N client processes on this machine, and what people see of them."""
+"""Starts the processes of a run and keeps them running."""

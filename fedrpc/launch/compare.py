@@ -1,4 +1,4 @@
-"""`fedrpc compare`: several methods in the same setting, run one after the other, then held side by side."""
+"""Runs several methods in the same setting, one after the other, and has them compared."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedrpc.report.page import write_page
 
 
 class SomeFailed(FedrpcError):
-    """The comparison is done, but not every method came to its end."""
+    """The comparison is done, but some methods failed."""
 
     def __init__(self, failures: Sequence[Failure], count: int) -> None:
         names = ", ".join(failure.method for failure in failures)
@@ -34,20 +34,20 @@ class SomeFailed(FedrpcError):
         self.exit_code = failures[0].exit_code
 
 
-# What is to be run
+# Planning
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a person asks to be compared.
+    """What to compare.
 
     Attributes:
-        methods: Their names, with commas between them.
+        methods: Their names, separated by commas.
         baseline: Whether FedAvg is added when it is not named.
-        layers: Values of a recipe and a file, later ones win. A [params] table is of the method that the layer names,
-            or else of every method that has such a parameter; a table [METHOD.params] is of that method.
+        layers: The values of a recipe and of a file; later ones win. A [params] table belongs to the method that the
+            layer names, or else to every method that has such a parameter; [METHOD.params] belongs to that method.
         options: Values of the common options.
-        items: The --set items; METHOD.params.x is of that method, params.x of every method that has it.
+        items: The --set items; METHOD.params.x is for that method, params.x for every method that has it.
     """
 
     methods: str
@@ -57,52 +57,52 @@ class Request:
     items: Sequence[str]
 
 
-def planned(request: Request) -> list[RunConfig]:
-    """One configuration a method, alike in everything but the methods' own parameters.
+def plan_runs(request: Request) -> list[RunConfig]:
+    """One configuration for each method; they differ only in the methods' own parameters.
 
     Raises:
-        ConfigError: A name or value is wrong for any of them: nothing is started then.
+        ConfigError: A name or value is wrong for any of them, before anything is started.
     """
-    names = _names(request.methods, request.baseline)
-    given = {name: value for name, value in request.options.items() if value is not None}
-    asked = settings.merged(given, settings.parse_set(request.items))
-    if "method" in asked:
-        raise ConfigError(f"a comparison takes --methods {request.methods}, not method={asked['method']}")
+    names = _parse_names(request.methods, request.baseline)
+    options = {name: value for name, value in request.options.items() if value is not None}
+    explicit = settings.merge(options, settings.parse_set(request.items))
+    if "method" in explicit:
+        raise ConfigError(f"a comparison takes --methods {request.methods}, not method={explicit['method']}")
     shared: dict[str, Any] = {}
     params: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for layer in [*request.layers, asked]:
-        common, own = _dealt(layer, names)
-        shared = settings.merged(shared, common)
-        params = {name: settings.merged(params[name], own[name]) for name in names}
-    settings.build(shared)  # what is wrong for all is told without a method's name
-    return [_built(shared, name, params[name]) for name in names]
+    for layer in [*request.layers, explicit]:
+        common, own = _split_layer(layer, names)
+        shared = settings.merge(shared, common)
+        params = {name: settings.merge(params[name], own[name]) for name in names}
+    settings.build(shared)  # a mistake in the common values is reported without a method's name
+    return [_build(shared, name, params[name]) for name in names]
 
 
-def _names(methods: str, baseline: bool) -> list[str]:
+def _parse_names(methods: str, baseline: bool) -> list[str]:
     from fedrpc.methods import METHODS
 
     wanted = [name.strip() for name in methods.split(",") if name.strip()]
     if not wanted:
-        raise ConfigError(f"--methods takes names with commas between them, such as fedavg,fedprox, got '{methods}'")
+        raise ConfigError(f"--methods takes names separated by commas, such as fedavg,fedprox, got '{methods}'")
     names = list(dict.fromkeys([BASELINE, *wanted] if baseline else wanted))
     for name in names:
         METHODS[name]  # raises UnknownName, before anything is started
     return names
 
 
-def _dealt(layer: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """A layer's values for all, and each method's own parameters."""
+def _split_layer(layer: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The values of a layer that are common to all methods, and each method's own parameters."""
     from fedrpc.methods import METHODS
 
     common = {name: value for name, value in layer.items() if name not in ("method", "params")}
     own: dict[str, dict[str, Any]] = {name: {} for name in names}
-    plain, whose = _params(layer, ""), layer.get("method")
-    if whose is None:
+    plain, owner = _read_params(layer, ""), layer.get("method")
+    if owner is None:
         _check_known(plain, names)
         for name in names:
             own[name] = {key: value for key, value in plain.items() if key in METHODS[name].Params.model_fields}
-    elif whose in own:
-        own[whose] = plain
+    elif owner in own:
+        own[owner] = plain
     for name, values in layer.items():
         if name in RunConfig.model_fields or not isinstance(values, Mapping):
             continue
@@ -110,18 +110,18 @@ def _dealt(layer: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, An
             raise UnknownName("method of this comparison", name, names)
         if other := sorted(set(values) - {"params"}):
             raise ConfigError(
-                f"{name}.{other[0]}: only a method's own parameters may differ in a comparison, as {name}.params.NAME"
+                f"{name}.{other[0]}: only methods' own parameters may differ in a comparison; set {name}.params.NAME"
             )
-        own[name] = settings.merged(own[name], _params(values, f"{name}."))
+        own[name] = settings.merge(own[name], _read_params(values, f"{name}."))
         del common[name]
     return common, own
 
 
-def _params(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _read_params(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     found = values.get("params", {})
     if not isinstance(found, Mapping):
         raise ConfigError(
-            f"{prefix}params is a table: set one value of it with {prefix}params.NAME=VALUE, got {found!r}"
+            f"{prefix}params is a table, got {found!r}; set one of its values with {prefix}params.NAME=VALUE"
         )
     return dict(found)
 
@@ -133,115 +133,119 @@ def _check_known(plain: Mapping[str, Any], names: Sequence[str]) -> None:
     known = {f"params.{key}" for name in names for key in METHODS[name].Params.model_fields}
     for key in plain:
         if f"params.{key}" not in known:
-            remedy = "One method's own are METHOD.params.NAME."
+            remedy = "A parameter of one method is METHOD.params.NAME."
             raise UnknownName(f"parameter of {', '.join(names)}", f"params.{key}", known, remedy)
 
 
-def _built(shared: Mapping[str, Any], name: str, params: Mapping[str, Any]) -> RunConfig:
+def _build(shared: Mapping[str, Any], name: str, params: Mapping[str, Any]) -> RunConfig:
     try:
         return settings.build({**shared, "method": name, "params": dict(params)})
     except UnknownName:
-        raise  # names the method already
+        raise  # it names the method already
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
 
 
 def default_out(configs: Sequence[RunConfig]) -> Path:
-    """Where a comparison goes: named by what is the same for all, so that another method joins those that are there."""
+    """The folder of a comparison: named after what all methods share, so that more methods can be added to it later."""
     same = configs[0].model_copy(update={"method": BASELINE, "params": {}})
     return Path("runs") / f"compare-{same.dataset}-{same.hash[:8]}"
 
 
-# Running it
+# Running
 
 
 def compare_local(request: Request, out: Path | None, data_dir: Path | None, log_level: str, console: Console) -> None:
-    """Runs each method in a folder of its own, or goes on with it, and shows them side by side.
+    """Starts or resumes a run of each method, each in a folder of its own, and shows the comparison.
 
     Raises:
-        SomeFailed: At the end, when a method failed; the others are run and shown all the same.
+        SomeFailed: At the end, if a method failed; the others are run and shown all the same.
     """
-    configs = planned(request)
-    folder = _made(out or default_out(configs))
+    configs = plan_runs(request)
+    folder = _create_folder(out or default_out(configs))
     failures = []
-    for place, config in enumerate(configs, start=1):
+    for number, config in enumerate(configs, start=1):
         config = config.model_copy(update={"parallel": config.parallel or os.cpu_count() or 1})
         run = LocalRun(config, folder / config.method, data_dir, log_level)
-        if failure := _run(run, Teller(console, f"{place}/{len(configs)}", config.method)):
+        if failure := _run_method(run, Announcer(console, f"{number}/{len(configs)}", config.method)):
             failures.append(failure)
     failed = show_comparison(folder, [config.method for config in configs], failures, console)
     if failed:
         raise SomeFailed(failed, len(configs))
 
 
-def _made(folder: Path) -> Path:
+def _create_folder(folder: Path) -> Path:
     if (folder / "config.toml").exists():
-        raise ConfigError(f"{folder} holds one run; a comparison needs a folder of its own: choose another --out")
+        raise ConfigError(f"{folder} holds a single run; a comparison needs a folder of its own: choose another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".writable").touch()
         (folder / ".writable").unlink()
     except OSError as error:
-        raise ConfigError(f"can not write {folder}: {error.strerror}; choose another --out") from None
+        raise ConfigError(f"cannot write {folder}: {error.strerror}; choose another --out") from None
     return folder
 
 
-class Teller:
-    """Says how far a comparison is: a line and then a bar on a terminal, log lines elsewhere."""
+class Announcer:
+    """Shows the progress of a comparison: a line and then a bar on a terminal, log lines elsewhere.
+
+    Args:
+        place: Which of the methods this is, such as 2/5.
+    """
 
     def __init__(self, console: Console, place: str, method: str) -> None:
         from fedrpc.methods import METHODS
 
         self._console, self._place, self._method = console, place, method
-        self._mark = f" ({RAW})" if "raw data" in METHODS[method].shares else ""
+        self._mark = f" ({RAW})" if METHODS[method].shares_raw_data else ""
         log.set_up("info", role="compare", method=method)
 
-    def say(self, event: str, **values: Any) -> None:
-        """One line of news about a method."""
+    def announce(self, event: str, **values: Any) -> None:
+        """Prints or logs one line about a method."""
         if self._console.is_terminal:
-            told = "".join(f": {value}" for value in values.values())
+            details = "".join(f": {value}" for value in values.values())
             name = f"{self._place} {self._method}{self._mark} "
-            line = Text.assemble((name, "bold"), event.replace("_", " "), told)
+            line = Text.assemble((name, "bold"), event.replace("_", " "), details)
             self._console.print(line, soft_wrap=True)
         else:
             logger = log.get("compare")
             (logger.warning if event == "failed" else logger.info)(event, place=self._place, **values)
 
-    def watcher(self, rounds: int) -> Watcher:
-        """What shows the rounds of one run."""
+    def make_watcher(self, rounds: int) -> Watcher:
+        """A display of one run's rounds."""
         return LiveWatcher(self._console, rounds) if self._console.is_terminal else LogWatcher()
 
 
-def _run(run: LocalRun, teller: Teller) -> Failure | None:
-    """One method to its end, unless it is there already; what stops it becomes one line."""
-    if finished(run):
-        teller.say("finished_already")
+def _run_method(run: LocalRun, announcer: Announcer) -> Failure | None:
+    """Runs one method to its end, unless it is finished already; a failure becomes one line."""
+    if is_finished(run):
+        announcer.announce("finished_already")
         return None
-    diary = run.out.with_name(f"{run.out.name}.log")
-    before = diary.stat().st_size if diary.exists() else 0
-    teller.say("goes_on" if (run.out / "config.toml").exists() else "starts")
+    log_path = run.out.with_name(f"{run.out.name}.log")
+    start = log_path.stat().st_size if log_path.exists() else 0
+    announcer.announce("resumes" if (run.out / "config.toml").exists() else "starts")
     try:
-        with _errors_in(diary, run.config.method):
-            Launcher(run, teller.watcher(run.config.rounds)).run()
+        with _redirect_errors(log_path, run.config.method):
+            Launcher(run, announcer.make_watcher(run.config.rounds)).run()
         write_page(run.out)
     except FedrpcError as error:
-        reason = str(error) or last_words(diary, before) or f"its server ended with code {error.exit_code}"
-        teller.say("failed", reason=reason)
+        reason = str(error) or find_last_error(log_path, start) or f"its server ended with code {error.exit_code}"
+        announcer.announce("failed", reason=reason)
         return Failure(run.config.method, reason, error.exit_code)
     finally:
-        if not diary.stat().st_size:
-            diary.unlink()
+        if not log_path.stat().st_size:
+            log_path.unlink()
     return None
 
 
 @contextlib.contextmanager
-def _errors_in(diary: Path, method: str) -> Iterator[None]:
-    """Standard error goes to a file for those that inherit it, so that what a server died of can be read.
+def _redirect_errors(log_path: Path, method: str) -> Iterator[None]:
+    """Redirects standard error of child processes to a file, so that the reason of a server's failure can be read.
 
     This process's own log stays where it was.
     """
     sys.stderr.flush()
-    with diary.open("ab") as file, os.fdopen(os.dup(2), "w", buffering=1) as own:
+    with log_path.open("ab") as file, os.fdopen(os.dup(2), "w", buffering=1) as own:
         log.set_up("info", stream=own, role="compare", method=method)
         os.dup2(file.fileno(), 2)
         try:
@@ -252,21 +256,21 @@ def _errors_in(diary: Path, method: str) -> Iterator[None]:
             log.set_up("info", role="compare", method=method)
 
 
-def finished(run: LocalRun) -> bool:
-    """Whether its folder holds this very run with all its rounds; whatever else is there, the launcher deals with."""
+def is_finished(run: LocalRun) -> bool:
+    """Whether the run directory holds this run with all its rounds; the launcher handles everything else."""
     try:
-        kept = settings.build(settings.read_toml(run.out / "config.toml"))
-        played = json.loads((run.out / "summary.json").read_text())["num_rounds"]
+        stored = settings.build(settings.read_toml(run.out / "config.toml"))
+        num_rounds = json.loads((run.out / "summary.json").read_text())["num_rounds"]
     except (ConfigError, OSError, ValueError, KeyError):
         return False
-    # The folder has the name that "auto" stood for, which follows from the data set.
-    asked = run.config.model_copy(update={"model": kept.model} if run.config.model == "auto" else {})
-    return kept.hash == asked.hash and kept.rounds == played == asked.rounds
+    # The stored configuration has the name that "auto" stood for, which follows from the data set.
+    wanted = run.config.model_copy(update={"model": stored.model} if run.config.model == "auto" else {})
+    return stored.hash == wanted.hash and stored.rounds == num_rounds == wanted.rounds
 
 
-def last_words(diary: Path, start: int) -> str:
-    """The last error that a log tells of, or else its last line, from byte `start` on."""
-    with diary.open("rb") as file:
+def find_last_error(log_path: Path, start: int) -> str:
+    """The last error line of a log, or else its last line, from byte `start` on."""
+    with log_path.open("rb") as file:
         file.seek(start)
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]

@@ -1,4 +1,4 @@
-"""One local run as a person sees it: progress while it goes on, the table and the page at the end."""
+"""Runs one method locally: shows progress while it runs, and its table and page at the end."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 from rich.console import Console
 
 from fedrpc import log
-from fedrpc.config import RunConfig
+from fedrpc.config import RunConfig, default_run_dir
 from fedrpc.launch.launcher import Launcher, LocalRun
 from fedrpc.launch.progress import LiveWatcher, LogWatcher
 from fedrpc.report.page import show_runs
 
 
-def run_local(config: RunConfig, out: Path, data_dir: Path | None, log_level: str, console: Console) -> None:
-    """Runs, or goes on, or says that all is done already; then prints the table and writes the page."""
+def run_local(config: RunConfig, out: Path | None, data_dir: Path | None, log_level: str, console: Console) -> None:
+    """Starts or resumes a run, unless it is finished already; then prints its table and writes its page."""
+    out = out or default_run_dir(config)
     if not config.parallel:
         config = config.model_copy(update={"parallel": os.cpu_count() or 1})
     log.set_up("info", role="run")

@@ -107,7 +107,8 @@ class FedData(FedAvg[FedDataParams]):
     """FedAvg on each client's own data and a pool of everybody's."""
 
     name = "feddata"
-    shares = "raw data"
+    shares = "training examples with labels"
+    shares_raw_data = True
     dp_sgd = refused("raw data leaves the clients, and each trains on records that are not its own to account for")
 
     async def setup(self, state: Global, rnd: Round[FedDataParams]) -> Global:

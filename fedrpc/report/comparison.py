@@ -229,7 +229,7 @@ def _entry(method: str, run: Run, folder: Path, baseline: int | None) -> dict[st
         "run": run.folder.relative_to(folder).as_posix(),
         "params": dict(run.config.get("params", {})),
         "shares": shares,
-        "raw_data": "raw data" in shares or Kind.SAMPLES.label in by_kind,
+        "raw_data": _shows_raw_data(method, run) or Kind.SAMPLES.label in by_kind,
         "accuracy": {"last": accuracy["global"]}
         | {name: accuracy[name] for name in ("last10", "best", "best_round", "best_is")}
         if accuracy
@@ -247,6 +247,12 @@ def _entry(method: str, run: Run, folder: Path, baseline: int | None) -> dict[st
         "model_sha256": run.summary["model_sha256"],
         "curve": [list(point) for point in spent_at(run)],
     }
+
+
+def _shows_raw_data(method: str, run: Run) -> bool:
+    """Whether raw data leaves clients by design, or the run used an oracle trained on it."""
+    shares = method in METHODS and METHODS[method].shares_raw_data
+    return shares or any("oracle" in row for row in run.records)
 
 
 def _by_kind(part: Mapping[str, Any]) -> dict[str, Any]:

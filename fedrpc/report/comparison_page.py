@@ -59,7 +59,7 @@ def leaves_of(entry: Mapping[str, Any]) -> str:
     """What leaves a client beside weights and scalars; raw data stands out."""
     shares = str(entry["shares"])
     if entry["raw_data"]:
-        shares = shares.replace("raw data", RAW) if "raw data" in shares else f"{RAW} {shares}".strip()
+        shares = f"{RAW}: {shares}" if shares else RAW
     return shares or "nothing more"
 
 

@@ -117,7 +117,7 @@ class Servicer:
         answer = pb.JoinResponse(
             session=session.token,
             run_id=self._desk.run_id,
-            config=problem.config.for_clients(),
+            config=problem.config.dump_for_join(),
             dataset_digest=problem.dataset.digest,
             partition_sha256=problem.partition.sha256,
             method_digest=problem.schema_digest(),

@@ -18,7 +18,7 @@ from typing import IO, Any
 import torch
 
 from fedrpc import log
-from fedrpc.config import RunConfig, build, differences, read_toml, to_toml
+from fedrpc.config import RunConfig, build, list_differences, read_toml, to_toml
 from fedrpc.data.partition_card import card
 from fedrpc.device import choose
 from fedrpc.errors import ConfigError, Unavailable
@@ -89,7 +89,7 @@ def _claim(out: Path, config: RunConfig) -> str:
     if kept.exists():
         old = build(read_toml(kept))
         if old.hash != config.hash:
-            found = differences(old, config)
+            found = list_differences(old, config)
             apart = "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
             raise ConfigError(f"{out} holds another run ({apart}); choose another --out, or remove it")
         last = CheckpointFolder(out / "checkpoints").load()

@@ -1,13 +1,14 @@
-"""`fedrpc attack`: opens a finished run, finds what it shared and the originals of it, and has the attacks run on it.
+"""Attacks what a finished run has shared: opens the run, traces shared items to their originals, runs the attacks.
 
-The simulator has every client's data and store, so it can say what a shared item was made of. The attacker has none of
-that: the final model, the shared items, and auxiliary examples that nobody shared.
+The simulator has every client's data and store, so it knows what a shared item was made of. The attacker has only the
+final model, the shared items, and auxiliary examples that nobody shared.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,34 +16,32 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from fedrpc import config as settings
-from fedrpc import log
 from fedrpc.client.store import ClientStore, Transaction
 from fedrpc.device import choose
 from fedrpc.errors import ConfigError
-from fedrpc.launch.progress import Steps
 from fedrpc.methods import METHODS
 from fedrpc.methods.runtime import SETUP_ROUND, Env
 from fedrpc.methods.tools import PastClient, SharedItems, View
 from fedrpc.models import tensors
 from fedrpc.problem import Problem
-from fedrpc.report.attack import show_attack
 from fedrpc.seeds import derive
 from fedrpc.server.checkpoint import CheckpointFolder
 from fedrpc.server.summary import model_sha256
 from fedrpc.study.attacks import study, tracing
 from fedrpc.study.attacks.evidence import LEAST_AUX, SIZES, Effort, Evidence
+from fedrpc.study.attacks.rebuilding import Rebuilt
 from fedrpc.study.attacks.tracing import Candidate, Trace
 from fedrpc.study.reading import Run, read_run
 from fedrpc.wire import stored
 from fedrpc.wire.message import Tensors
 
 T = TypeVar("T")
+Progress = Callable[[str, int, int], None]  # the step that begins, its number, and the total; 0 while not known
 
 
 @runtime_checkable
@@ -50,11 +49,11 @@ class SharesItems(Protocol):
     """A method that shares items made of single clients' data, which attacks can look at after a run."""
 
     def shared(self, state: Any, clients: Sequence[PastClient]) -> SharedItems | None:
-        """What a finished run has shared, from the server's last state or clients' stores; None when nothing."""
+        """What a finished run has shared, from the server's last state or clients' stores; None if nothing."""
         ...
 
     def view(self, env: Env, weights: Tensors, device: torch.device) -> View:
-        """How inputs become shared items under a model that everybody knows."""
+        """How inputs become shared items under a model that every party knows."""
         ...
 
 
@@ -63,13 +62,13 @@ QUICK_AUX, QUICK_EPOCHS, QUICK_MOST = 600, 4, 300
 
 @dataclass(frozen=True)
 class Request:
-    """What a person asks for.
+    """What to attack, and how hard.
 
     Args:
         folder: The run directory.
         state_dir: Where clients kept their stores; the run directory's own when None.
-        aux: How many auxiliary examples the attacker has.
-        samples: How many shared items are rebuilt and judged at most.
+        aux: The number of auxiliary examples that the attacker has.
+        samples: The most shared items that are rebuilt and evaluated.
         quick: A first look: less data, fewer epochs.
     """
 
@@ -91,18 +90,18 @@ class Request:
 
     @property
     def num_auxiliary(self) -> int:
-        """How many auxiliary examples are wanted."""
+        """The number of auxiliary examples that the attacker gets, if there are enough."""
         return min(self.aux, QUICK_AUX) if self.quick else self.aux
 
 
-class KeptStore:
-    """What a client remembers of a run that is over; a store that is not here remembers nothing."""
+class PastStore:
+    """A client's store after a run, to be read only; empty when it is not here."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def get(self, key: str, cls: type[T]) -> T | None:
-        """The message last put under a key."""
+        """The last message stored under a key."""
         if not (self._folder / "store.db").is_file():
             return None
         with contextlib.closing(ClientStore(self._folder)) as store:
@@ -110,10 +109,10 @@ class KeptStore:
 
 
 class PastRun:
-    """A finished run, opened for the attacks.
+    """A finished run with its data and its clients' stores.
 
     Raises:
-        ConfigError: It is not finished, a file of it or its data is missing, or they are not those of the run.
+        ConfigError: It is not finished, a file or its data set is missing, or the data is not that of the run.
     """
 
     def __init__(self, request: Request, device: torch.device) -> None:
@@ -123,62 +122,62 @@ class PastRun:
         self.config, self.method = self.problem.config, self.problem.method
         if self.problem.partition.sha256 != self.run.card["sha256"]:
             raise ConfigError(
-                f"the data here is split otherwise than in the run of {request.folder}: expected "
+                f"the partition of the data here is not that of the run in {request.folder}: expected SHA-256 "
                 f"{self.run.card['sha256'][:16]}, got {self.problem.partition.sha256[:16]}; give the run's --data-dir"
             )
 
     @cached_property
     def weights(self) -> Tensors:
-        """The final model, which everybody knows."""
+        """The final model, which every party knows."""
         path = self.run.folder / "model.safetensors"
         try:
             found = load_file(path)
         except (OSError, SafetensorError) as error:
-            raise ConfigError(f"{path} can not be read: {error}") from None
+            raise ConfigError(f"{path} cannot be read: {error}") from None
         if (got := model_sha256(found)) != (expected := self.run.summary["model_sha256"]):
             raise ConfigError(f"{path} is not the run's model: expected {expected[:16]}, got {got[:16]}")
         return found
 
     @cached_property
     def clients(self) -> list[PastClient]:
-        """Every client, as the simulator finds it again."""
-        return [self._client(client) for client in range(self.config.clients)]
+        """Every client, with its data and store."""
+        return [self._open_client(client) for client in range(self.config.clients)]
 
-    def _client(self, client: int) -> PastClient:
+    def _open_client(self, client: int) -> PastClient:
         folder = self._state_dir / str(client) / str(self.run.summary["run_id"])
         seed = self.config.seed
         return PastClient(
             self.problem.client_data(client),
-            KeptStore(folder),
+            PastStore(folder),
             lambda purpose: derive(seed, purpose, client, SETUP_ROUND, 0),
         )
 
-    def shared(self) -> SharedItems:
-        """What the run has shared of clients' data."""
+    def find_shared(self) -> SharedItems:
+        """What the run has shared of clients' data; raises ConfigError when there is nothing to attack."""
         name, cls = self.config.method, type(self.method)
         if not isinstance(self.method, SharesItems):
             able = ", ".join(sorted(other for other in METHODS if issubclass(METHODS[other], SharesItems)))
             what = f"{cls.shares}, no items of single clients' data" if cls.shares else "nothing but model weights"
-            raise ConfigError(f"nothing to attack here: {name} shares {what}; these attacks are for runs of {able}")
+            raise ConfigError(f"nothing to attack: {name} shares {what}; these attacks are for runs of {able}")
         kept = CheckpointFolder(self.run.folder / "checkpoints").load()
         if kept is None:
-            raise ConfigError(f"{self.run.folder} has no checkpoint, where the shared items would be; run it again")
+            raise ConfigError(f"{self.run.folder} has no checkpoint, which would hold the shared items; run it again")
         state = stored.loads(type(self.method.init(self.problem.env)), kept.state)
         found = self.method.shared(state, self.clients)
         if found is None or not len(found.items):
             raise ConfigError(
-                f"nothing to attack here: no shared items ({cls.shares}) are in the last state of this {name} run, nor "
-                f"in clients' stores under {self._state_dir}; if clients kept them elsewhere, give --state-dir"
+                f"nothing to attack: no shared items ({cls.shares}) are in the last state of this {name} run, nor "
+                f"in clients' stores under {self._state_dir}; if the stores are elsewhere, give --state-dir"
             )
         return found
 
-    def view(self, weights: Tensors) -> View:
+    def make_view(self, weights: Tensors) -> View:
         """How inputs become items under some weights."""
-        assert isinstance(self.method, SharesItems), "`shared` has looked"
+        assert isinstance(self.method, SharesItems), "find_shared has checked"
         return self.method.view(self.problem.env, weights, self._device)
 
-    def candidates(self, view: View) -> Iterator[Candidate]:
-        """Every item that a client may have given, made again."""
+    def recreate_candidates(self, view: View) -> Iterator[Candidate]:
+        """Every item that a client may have shared, computed again."""
         for client, past in enumerate(self.clients):
             positions = view.sources(past)
             if not len(positions):
@@ -190,7 +189,7 @@ class PastRun:
             for item, inputs, origin, label in zip(view.show(groups), groups, where, labels, strict=True):
                 yield Candidate(tracing.digest(item), tuple(origin.tolist()), tracing.digest(inputs), label)
 
-    def inputs(self, positions: Sequence[int] | np.ndarray, split: str = "train") -> Tensor:
+    def read_inputs(self, positions: Sequence[int] | np.ndarray, split: str = "train") -> Tensor:
         """Normalised inputs of the training or the test set."""
         rows = getattr(self.problem.dataset, split).x[np.asarray(positions, dtype=np.int64)]
         return self.problem.dataset.inputs(rows, self.config.normalise)
@@ -198,94 +197,107 @@ class PastRun:
 
 @dataclass(frozen=True)
 class Auxiliary:
-    """The attacker's own data, and where it is from."""
+    """The attacker's own data, and which split it is from."""
 
     inputs: Tensor
     num_train: int
     num_test: int
 
 
-def auxiliary(past: PastRun, touched: set[int], hidden: Tensor, wanted: int, rng: np.random.Generator) -> Auxiliary:
-    """Training examples that nobody shared and, where these are too few, test examples; no copy of a hidden one.
+def sample_auxiliary(
+    past: PastRun, touched: set[int], hidden: Tensor, wanted: int, rng: np.random.Generator
+) -> Auxiliary:
+    """Samples training examples that nobody shared, then test examples if these are too few; no copy of a hidden one.
 
     Args:
         touched: Positions of training examples that were or may have been shared.
         hidden: The originals that the attacker looks for.
     """
-    taboo = {tracing.digest(one) for one in hidden}
+    excluded = {tracing.digest(one) for one in hidden}
     free = np.setdiff1d(np.arange(len(past.problem.dataset.train)), np.fromiter(touched, dtype=np.int64))
     found: list[Tensor] = []
     counts: list[int] = []
     for split, positions in (("train", free), ("test", np.arange(len(past.problem.dataset.test)))):
         room = wanted - sum(counts)
-        inputs = past.inputs(np.sort(rng.permutation(positions)[:room]), split)
-        kept = [row for row, one in enumerate(inputs) if tracing.digest(one) not in taboo]
+        inputs = past.read_inputs(np.sort(rng.permutation(positions)[:room]), split)
+        kept = [row for row, one in enumerate(inputs) if tracing.digest(one) not in excluded]
         found.append(inputs[kept])
         counts.append(len(kept))
     inputs = torch.cat(found)
     return Auxiliary(inputs[torch.from_numpy(rng.permutation(len(inputs)))], *counts)
 
 
-def attack_local(request: Request, console: Console) -> None:
-    """Runs the study on one run directory; prints the tables and writes attack.json, attack.png and attack.html."""
-    log.set_up("info", role="attack")
+@dataclass(frozen=True)
+class AttackResult:
+    """What came of the attacks on a run.
+
+    Attributes:
+        values: The content of attack.json.
+        rebuilt: The reconstruction attack, with some of the rebuilt inputs.
+    """
+
+    values: dict[str, Any]
+    rebuilt: Rebuilt
+
+
+def attack_run(request: Request, progress: Progress = lambda *_: None) -> AttackResult:
+    """Runs the attacks on one finished run."""
     effort = request.effort()
     past = PastRun(request, effort.device)
-    with Steps(console, "attack") as steps:
-        steps.say("tracing shared items")
-        items = past.shared()
-        view = past.view(past.weights)
-        candidates = _as_clients_did(past, view)
-        found = trace_of(items, candidates)
-        evidence, aux = evidence_of(past, request, items, view, found, candidates)
-        steps.expect(study.num_steps(evidence, effort))
-        findings = study.run(evidence, effort, steps.next)
-    document = described(past, request, effort, items, view, found, aux) | study.figures(findings)
-    document["verdict"] = study.verdict(findings, _labels_told(items))
-    show_attack(request.folder, document, findings.rebuilt, console)
+    progress("tracing shared items", 0, 0)
+    items = past.find_shared()
+    view = past.make_view(past.weights)
+    candidates = _recreate_candidates(past, view)
+    found = trace_items(items, candidates)
+    evidence, aux = gather_evidence(past, request, items, view, found, candidates)
+    count, total = itertools.count(1), study.num_steps(evidence, effort)
+    findings = study.run(evidence, effort, lambda what: progress(what, next(count), total))
+    values = describe(past, request, effort, items, view, found, aux) | study.to_values(findings)
+    values["verdict"] = study.verdict(findings, _describe_labels(items))
+    return AttackResult(values, findings.rebuilt)
 
 
-def _as_clients_did(past: PastRun, view: View) -> list[Candidate]:
-    """The candidates, with as many threads as clients had: sums are rounded alike only then."""
+def _recreate_candidates(past: PastRun, view: View) -> list[Candidate]:
+    """The candidates, with the clients' number of threads: only then are sums rounded alike."""
     threads = torch.get_num_threads()
     torch.set_num_threads(past.config.train.threads)
     try:
-        return list(past.candidates(view))
+        return list(past.recreate_candidates(view))
     finally:
         torch.set_num_threads(threads)
 
 
-def trace_of(items: SharedItems, candidates: Sequence[Candidate]) -> Trace:
-    """Which shared items are known; raises ConfigError when none is."""
+def trace_items(items: SharedItems, candidates: Sequence[Candidate]) -> Trace:
+    """Which shared items are traced to their originals; raises ConfigError when none is."""
     classes = items.labels if items.labels is not None and not items.labels.is_floating_point() else None
     found = tracing.trace(items.items, classes, candidates)
     if not found.rows:
         raise ConfigError(
             f"none of {len(items.items)} shared items could be traced to its originals ({found.unknown} equal no item "
-            f"made again, {found.ambiguous} equal several): give the --device of the run's clients, and --state-dir "
-            "if their stores are elsewhere; another type of machine rounds otherwise"
+            f"computed again, {found.ambiguous} equal several): give the --device of the run's clients, and "
+            "--state-dir if their stores are elsewhere; machines of another type may round differently"
         )
     return found
 
 
-def evidence_of(
+def gather_evidence(
     past: PastRun, request: Request, items: SharedItems, view: View, found: Trace, candidates: Sequence[Candidate]
 ) -> tuple[Evidence, Auxiliary]:
-    """What the study is given."""
+    """What the attacks are given."""
     rng = derive(request.seed, "attack", "evidence")
     chosen = np.sort(rng.permutation(len(found.rows))[: request.samples])
     origins = np.array([found.origins[row] for row in chosen])
     positions, inverse = np.unique(origins, return_inverse=True)
-    originals = past.inputs(positions)
+    originals = past.read_inputs(positions)
     touched = {position for candidate in candidates for position in candidate.origin}
-    aux = auxiliary(past, touched, originals, request.num_auxiliary, rng)
+    aux = sample_auxiliary(past, touched, originals, request.num_auxiliary, rng)
     least = max(LEAST_AUX, 4 * view.group_size)
     if len(aux.inputs) < least:
         raise ConfigError(
             f"too little auxiliary data: expected {least} examples or more, got {len(aux.inputs)}; raise --aux"
         )
     dataset, normalise = past.problem.dataset, past.config.normalise
-    untrained = past.view(tensors(past.problem.network()))
+    untrained = past.make_view(tensors(past.problem.network()))
     evidence = Evidence(
         items.items[torch.tensor([found.rows[row] for row in chosen])],
         originals,
@@ -299,7 +311,7 @@ def evidence_of(
     return evidence, aux
 
 
-def described(
+def describe(
     past: PastRun,
     request: Request,
     effort: Effort,
@@ -308,7 +320,7 @@ def described(
     found: Trace,
     aux: Auxiliary,
 ) -> dict[str, Any]:
-    """What was attacked, and with what."""
+    """What was attacked and with what, for attack.json."""
     names = ("method", "dataset", "partition", "model", "num_clients", "num_rounds", "seed", "run_id", "model_sha256")
     return {
         "run": {name: past.run.summary[name] for name in names},
@@ -328,19 +340,19 @@ def described(
             "shape": list(items.items.shape[1:]),
             "dtype": str(items.items.dtype).removeprefix("torch."),
             "inputs_per_item": view.group_size,
-            "labels": _labels_kind(items),
+            "labels": _name_labels(items),
         },
         "input_shape": list(past.problem.dataset.shape),
         "auxiliary": {"train": aux.num_train, "test": aux.num_test},
     }
 
 
-def _labels_kind(items: SharedItems) -> str | None:
+def _name_labels(items: SharedItems) -> str | None:
     if items.labels is None:
         return None
     return "label distributions" if items.labels.is_floating_point() else "class labels"
 
 
-def _labels_told(items: SharedItems) -> str:
-    kind = _labels_kind(items)
-    return f"{kind.capitalize()} travel with the items in clear." if kind else "No labels travel with the items."
+def _describe_labels(items: SharedItems) -> str:
+    kind = _name_labels(items)
+    return f"{kind.capitalize()} travel with the items in the clear." if kind else "No labels travel with the items."

@@ -1,4 +1,4 @@
-"""`fedrpc audit`: is privacy.jsonl whole, does the summary say what it says, and does a second accountant agree?"""
+"""Audits a finished run's privacy: are its rows unchanged, does the summary follow, do two accountants agree?"""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from fedrpc.errors import ConfigError, WireError
 from fedrpc.privacy.accountant import epsilons, merged, spent
@@ -28,13 +24,13 @@ RUN = "the run"
 
 @dataclass(frozen=True)
 class Line:
-    """One epsilon of the summary, held against others.
+    """One epsilon of the summary, beside recomputed ones.
 
     Attributes:
         what: A kind, or the run.
         reported: What summary.json says; None when it promises nothing.
-        again: The same accountant on the rows as they are now.
-        second: dp-accounting in the same manner.
+        again: The same accountant, on the rows as they are now.
+        second: dp-accounting, by the same kind of accountant.
         tight: dp-accounting, nearly exact; None where it would take too long.
         covers: What the summary promises, or why nothing.
     """
@@ -63,36 +59,35 @@ class Audit:
     faults: list[str] = field(default_factory=list)
 
 
-def audit(run: Path) -> Audit:
-    """Checks a finished run's privacy."""
-    summary = _summary(run)
-    rows, heads, faults = _rows(run / "privacy.jsonl")
-    found = Audit(len(rows), heads, [], faults + _against_stores(run, heads))
-    told = summary["privacy"]
-    again = summarise(rows, told["delta"])
-    for kind in sorted({*told["releases"], *again["releases"]}):
-        ours, theirs = told["releases"].get(kind), again["releases"].get(kind)
+def audit_run(run: Path) -> Audit:
+    """Checks the privacy of the finished run in a run directory."""
+    reported = _read_summary(run)["privacy"]
+    rows, heads, faults = _read_rows(run / "privacy.jsonl")
+    found = Audit(len(rows), heads, [], faults + _compare_with_stores(run, heads))
+    again = summarise(rows, reported["delta"])
+    for kind in sorted({*reported["releases"], *again["releases"]}):
+        ours, theirs = reported["releases"].get(kind), again["releases"].get(kind)
         if (ours and ours["count"]) != (theirs and theirs["count"]):
             had, has = (entry["count"] if entry else 0 for entry in (ours, theirs))
             found.faults.append(f"{kind}: summary.json counts {had} releases, privacy.jsonl has {has}")
-    for what, ours, theirs in _promises(told, again):
+    for what, ours, theirs in _pair_promises(reported, again):
         mine = rows if what == RUN else [row for row in rows if row["kind"] == what]
-        line = _line(what, ours, theirs, mine, told["delta"])
+        line = _recompute(what, ours, theirs, mine, reported["delta"])
         found.lines.append(line)
-        found.faults += _disagreements(line)
+        found.faults += _find_disagreements(line)
     return found
 
 
-def _summary(run: Path) -> dict[str, Any]:
+def _read_summary(run: Path) -> dict[str, Any]:
     check_finished(run, ("config.toml", "summary.json", "privacy.jsonl"))
     path = run / "summary.json"
     try:
         return json.loads(path.read_text())  # type: ignore[no-any-return]
     except ValueError as error:
-        raise ConfigError(f"{path} can not be read: {error}") from None
+        raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
-def _rows(path: Path) -> tuple[list[dict[str, Any]], dict[int, tuple[int, bytes]], list[str]]:
+def _read_rows(path: Path) -> tuple[list[dict[str, Any]], dict[int, tuple[int, bytes]], list[str]]:
     """The rows, every client's head, and where a chain breaks; a broken chain is followed no further."""
     rows: list[dict[str, Any]] = []
     heads: dict[int, tuple[int, bytes]] = {}
@@ -108,14 +103,14 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], dict[int, tuple[int, bytes]
                 rows.append(row)
             except WireError as error:
                 broken[client] = f"privacy.jsonl, line {number}: {error}"
-                if _readable(row):
+                if _is_readable(row):
                     rows.append(row)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                broken[-number] = f"privacy.jsonl, line {number} can not be read: {error}"
+                broken[-number] = f"privacy.jsonl, line {number} cannot be read: {error}"
     return rows, heads, list(broken.values())
 
 
-def _readable(row: dict[str, Any]) -> bool:
+def _is_readable(row: dict[str, Any]) -> bool:
     try:
         history_of(row)
     except (ValueError, KeyError, TypeError):
@@ -123,8 +118,8 @@ def _readable(row: dict[str, Any]) -> bool:
     return {"client", "kind", "covers", "parameters", "adjacency"} <= set(row)
 
 
-def _against_stores(run: Path, heads: dict[int, tuple[int, bytes]]) -> list[str]:
-    """Local clients keep their own chains beside the run: rows cut off the end of the file show there."""
+def _compare_with_stores(run: Path, heads: dict[int, tuple[int, bytes]]) -> list[str]:
+    """Compares with the chains that local clients keep: only there can missing last rows be seen."""
     faults = []
     run_id = (run / "run_id").read_text().strip() if (run / "run_id").is_file() else ""
     for folder in sorted((run / "clients").glob(f"*/{run_id}")) if run_id else []:
@@ -145,17 +140,22 @@ def _against_stores(run: Path, heads: dict[int, tuple[int, bytes]]) -> list[str]
     return faults
 
 
-def _promises(told: dict[str, Any], again: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any], dict[str, Any]]]:
+def _pair_promises(
+    reported: dict[str, Any], again: dict[str, Any]
+) -> Iterable[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """For each kind and the run: its name, its entry in the summary, and the same recomputed."""
     nothing = {"epsilon": None, "covers": "nothing left"}
-    for kind in sorted({*told["releases"], *again["releases"]}):
-        yield kind, told["releases"].get(kind, nothing), again["releases"].get(kind, nothing)
-    yield RUN, told | {"covers": told["reason"] or "all that left"}, again
+    for kind in sorted({*reported["releases"], *again["releases"]}):
+        yield kind, reported["releases"].get(kind, nothing), again["releases"].get(kind, nothing)
+    yield RUN, reported | {"covers": reported["reason"] or "all that left"}, again
 
 
-def _line(what: str, ours: dict[str, Any], theirs: dict[str, Any], rows: list[dict[str, Any]], delta: float) -> Line:
+def _recompute(
+    what: str, ours: dict[str, Any], theirs: dict[str, Any], rows: list[dict[str, Any]], delta: float
+) -> Line:
     if ours["epsilon"] is None:
         return Line(what, None, theirs["epsilon"], None, None, None, ours["covers"])
-    history = _worst(rows, delta)
+    history = _worst_history(rows, delta)
     about, accountant = epsilons(history, delta).best
     second = second_opinion(history, delta, accountant)
     return Line(
@@ -163,7 +163,7 @@ def _line(what: str, ours: dict[str, Any], theirs: dict[str, Any], rows: list[di
     )
 
 
-def _worst(rows: list[dict[str, Any]], delta: float) -> History:
+def _worst_history(rows: list[dict[str, Any]], delta: float) -> History:
     by_client: dict[int, list[History]] = defaultdict(list)
     for row in rows:
         if not bare(row):
@@ -171,7 +171,7 @@ def _worst(rows: list[dict[str, Any]], delta: float) -> History:
     return max((merged(found) for found in by_client.values()), key=lambda history: spent(history, delta), default=())
 
 
-def _disagreements(line: Line) -> list[str]:
+def _find_disagreements(line: Line) -> list[str]:
     if line.reported is None:
         return [f"{line.what}: summary.json promises nothing, the rows give {line.again}"] if line.again else []
     faults = []
@@ -181,26 +181,3 @@ def _disagreements(line: Line) -> list[str]:
     if line.tight is not None and line.tight > line.reported * (1 + TOLERANCE):
         faults.append(f"{line.what}: epsilon {line.reported:.6g} is less than the {line.tight:.6g} that it must be")
     return faults
-
-
-def show(run: Path, console: Console) -> bool:
-    """Prints an audit and writes audit.json; says whether all is well."""
-    found = audit(run)
-    table = Table(title=f"Privacy of {run}", title_justify="left", header_style="bold")
-    for name in ("what", "reported", "again", "dp-accounting", "tight", "what is promised"):
-        table.add_column(name, justify="left" if name.startswith("what") else "right")
-    for line in found.lines:
-        values = (line.reported, line.again, line.second, line.tight)
-        told = line.covers + (f" ({line.accountant})" if line.accountant else "")
-        table.add_row(line.what, *("-" if value is None else f"{value:.4g}" for value in values), Text(told))
-    console.print(table)
-    for fault in found.faults:
-        console.print(Text("wrong ", style="red") + Text(fault), soft_wrap=True)
-    verdict = "every chain is whole, and the accounts agree" if not found.faults else f"{len(found.faults)} faults"
-    console.print(f"{found.num_rows:,} releases of {len(found.heads)} clients: {verdict}", highlight=False)
-    # Whoever keeps the heads elsewhere can tell later whether all of a file was written anew.
-    heads = {client: {"rows": count, "head": head.hex()} for client, (count, head) in found.heads.items()}
-    lines = [vars(line) for line in found.lines]
-    result = {"rows": found.num_rows, "faults": found.faults, "lines": lines, "heads": heads}
-    (run / "audit.json").write_text(json.dumps(result, indent=1) + "\n")
-    return not found.faults

@@ -1,19 +1,17 @@
-"""Shows the images that a finished run's own generator makes, and how near they come to the training images.
+"""Studies the images that a finished run's own generator makes: how close they come to training images, and labels.
 
 Whether a generator copies its training data is asked of all clients' images at once, and an oracle trained on all of
-them judges the labels: both for this judgement only.
+them checks the labels; no party of the run could do either.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 
 from fedrpc.data.examples import Examples
@@ -24,9 +22,10 @@ from fedrpc.methods.runtime import Env
 from fedrpc.methods.tools import Pictures
 from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate, in_batches
 from fedrpc.problem import Problem
-from fedrpc.report.sheet import MAX_COLUMNS, draw_sheet, write_text
 from fedrpc.seeds import derive
 from fedrpc.study.reading import Run
+
+_COMPARED = 100  # images of each row
 
 
 @runtime_checkable
@@ -38,44 +37,69 @@ class MakesPictures(Protocol):
         ...
 
 
-_COMPARED = 100  # images of each row
+@dataclass(frozen=True)
+class Generated:
+    """Images of a run's own generator, and what is known of them.
+
+    Attributes:
+        samples: Generated images, by row of a contact sheet.
+        nearest: The training image nearest to each of them, by the same names.
+        real: Real images of one client, by a row name of their own.
+        progress: Generated images as training went on, by row; empty when none were kept.
+        bounds: The least and the greatest value that an image can have, if there are such.
+        values: The content of generated.json.
+    """
+
+    run: Run
+    samples: Mapping[str, Tensor]
+    nearest: Mapping[str, Tensor]
+    real: Mapping[str, Tensor]
+    progress: Mapping[str, Tensor]
+    bounds: tuple[Tensor, Tensor] | None
+    values: Mapping[str, Any]
 
 
-def show_generated(run: Run, problem: Problem, oracle_epochs: int, console: Console) -> None:
-    """Prints what is known of a run's generated images, and writes generated.json, generated.png and progress.png."""
-    method, env, folder = problem.method, problem.env, run.folder
-    assert isinstance(method, MakesPictures), "the caller has looked"
-    state, _ = earlier_state(folder, type(method.init(env)), None)
+def study_generated(run: Run, problem: Problem, oracle_epochs: int) -> Generated:
+    """Has a run's generator make images, and compares them with the training data.
+
+    Raises:
+        ConfigError: The run has no images to show.
+    """
+    pictures = _load_pictures(run, problem)
+    bounds, seed, train = problem.env.bounds, problem.config.seed, problem.pooled_train()
+    samples = torch.cat(list(pictures.samples.values()))
+    distances, nearest = find_nearest(samples, train, bounds)
+    test = problem.external_test()
+    take = derive(seed, "pictures-test").permutation(len(test))[: len(samples)]
+    held_out, _ = find_nearest(test.batch(take)[0], train, bounds)
+    values = {
+        "run_id": run.summary["run_id"],
+        "caveat": run.summary.get("caveat", ""),
+        "neighbours": compare_distances(distances, held_out),
+        "labels": _measure_agreement(pictures.given, problem, oracle_epochs) if pictures.given else None,
+    }
+    images = torch.split(train.batch(nearest.numpy())[0], [len(row) for row in pictures.samples.values()])
+    by_row = dict(zip(pictures.samples, images, strict=True))
+    return Generated(run, pictures.samples, by_row, _take_real(problem), pictures.progress, bounds, values)
+
+
+def _load_pictures(run: Run, problem: Problem) -> Pictures:
+    method, env = problem.method, problem.env
+    assert isinstance(method, MakesPictures), "the caller has checked"
+    state, _ = earlier_state(run.folder, type(method.init(env)), None)
     found = method.pictures(state, env, _COMPARED, derive(problem.config.seed, "pictures"))
     if found is None:
         raise ConfigError(
-            f"the {problem.config.method} run in {folder} has no images to show: none were made, or too few passed for "
-            "their classes: give one of more rounds, or whose parameters let more pass"
+            f"the {problem.config.method} run in {run.folder} has no images to show: none were made, or too few were "
+            "accepted for their classes: give one of more rounds, or with parameters that accept more"
         )
-    samples, train = torch.cat(list(found.samples.values())), problem.pooled_train()
-    distances, nearest = nearest_of(samples, train, env.bounds)
-    test = problem.external_test()
-    take = derive(problem.config.seed, "pictures-test").permutation(len(test))[: len(samples)]
-    held_out, _ = nearest_of(test.batch(take)[0], train, env.bounds)
-    facts = {"run_id": run.summary["run_id"], "caveat": run.summary.get("caveat", "")}
-    facts |= {"neighbours": neighbour_facts(distances, held_out)}
-    facts |= {"labels": _agreement(found.given, problem, oracle_epochs) if found.given else None}
-    console.print(_table(facts))
-    written = [write_text(folder / "generated.json", json.dumps(facts, indent=1) + "\n")]
-    rows = _rows(found.samples, nearest, train)
-    rows |= _real(problem, len(next(iter(rows.values()))))
-    written.append(draw_sheet(rows, env.bounds, folder / "generated.png", f"Generated and nearest real: {run.title}"))
-    if found.progress:
-        title = f"The generator as it learned: {run.title}"
-        written.append(draw_sheet(found.progress, env.bounds, folder / "progress.png", title))
-    console.print(Text("\n".join(f"written: {path}" for path in written)), soft_wrap=True)
+    return found
 
 
-def nearest_of(x: Tensor, data: Examples, bounds: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-    """The distance of each image to the nearest one of a set, and which that is.
+def find_nearest(x: Tensor, data: Examples, bounds: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """The distance of each image to the nearest one of a set, and its position there.
 
-    Distances are root mean squares over an image's values, of which the least is 0 and the greatest 1 if there are
-    bounds.
+    Distances are root mean squares over an image's values, scaled to [0, 1] if there are bounds.
     """
     low, high = bounds if bounds else (torch.tensor(0.0), torch.tensor(1.0))
 
@@ -89,13 +113,13 @@ def nearest_of(x: Tensor, data: Examples, bounds: tuple[Tensor, Tensor] | None) 
         nearer = distance < best
         best[nearer], which[nearer] = distance[nearer], at[nearer] + first
         first += len(images)
-    # Once more by subtraction: the fast way above rounds, most of all where one image is a copy of the other.
+    # Again by subtraction: the fast distances above are rounded, most of all where one image is a copy of the other.
     exact = (wanted - flat(data.batch(which.numpy())[0])).square().mean(dim=1).sqrt()
     return exact, which
 
 
-def neighbour_facts(generated: Tensor, held_out: Tensor) -> dict[str, Any]:
-    """How near generated images come to training images, beside how near real ones that were never trained on come."""
+def compare_distances(generated: Tensor, held_out: Tensor) -> dict[str, Any]:
+    """How close generated images come to training images, beside real images that were never trained on."""
     return {
         "num_generated": len(generated),
         "generated_median": float(generated.median()),
@@ -106,8 +130,8 @@ def neighbour_facts(generated: Tensor, held_out: Tensor) -> dict[str, Any]:
     }
 
 
-def _agreement(given: tuple[Tensor, Tensor], problem: Problem, oracle_epochs: int) -> dict[str, Any]:
-    """How often an oracle sees the label that clients were given."""
+def _measure_agreement(given: tuple[Tensor, Tensor], problem: Problem, oracle_epochs: int) -> dict[str, Any]:
+    """How often an oracle agrees with the labels of the images that clients were given."""
     device = choose(problem.config.device)
     oracle, classes = problem.oracle(oracle_epochs, device), problem.env.num_classes
     real, made = (
@@ -124,39 +148,8 @@ def _agreement(given: tuple[Tensor, Tensor], problem: Problem, oracle_epochs: in
     }
 
 
-def _rows(samples: Any, nearest: Tensor, train: Examples) -> dict[str, Tensor]:
-    """Each row of samples above the training images that are nearest to them."""
-    rows, first = {}, 0
-    for name, images in samples.items():
-        shown = images[:MAX_COLUMNS]
-        rows[name] = shown
-        rows[f"nearest to {name}"] = train.batch(nearest[first : first + len(shown)].numpy())[0]
-        first += len(images)
-    return rows
-
-
-def _real(problem: Problem, count: int) -> dict[str, Tensor]:
-    """So many real images of the first client that has any."""
+def _take_real(problem: Problem) -> dict[str, Tensor]:
+    """Real images of the first client that has any, repeated where they are few."""
     client = int(np.argmax([count > 0 for count in problem.env.num_examples()]))
     data = problem.client_data(client).train
-    return {f"client {client}, real": data.batch(np.resize(np.arange(len(data)), count))[0]}
-
-
-def _table(facts: dict[str, Any]) -> Table:
-    near, labels = facts["neighbours"], facts["labels"]
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    table.add_column()
-    if facts["caveat"]:
-        table.add_row("caveat", facts["caveat"])
-    table.add_row(
-        "nearest real",
-        f"generated {near['generated_median']:.3f} in the median, {near['generated_least']:.3f} at least; "
-        f"test images {near['test_median']:.3f} and {near['test_least']:.3f}",
-    )
-    nearer = f"{near['nearer_than_any_test_image']} of {near['num_generated']}"
-    table.add_row("copies?", f"{nearer} are nearer to a training image than any test image is")
-    if labels:
-        agrees = f"an oracle agrees with {labels['oracle_agrees']:.1f} % of {labels['num_given']:,} labels"
-        table.add_row("labels", f"{agrees} (right on {labels['oracle_on_test']:.1f} % of test images)")
-    return table
+    return {f"client {client}, real": data.batch(np.resize(np.arange(len(data)), _COMPARED))[0]}

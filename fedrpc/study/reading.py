@@ -17,7 +17,7 @@ from fedrpc.wire.kinds import DIRECTIONS
 from fedrpc.wire.ledger import Key, Sums
 
 FILES = ("config.toml", "summary.json", "partition.json", "records.jsonl", "ledger.jsonl")
-_GIVE = "give the directory of a finished run"
+_REMEDY = "give the directory of a finished run"
 
 
 @dataclass
@@ -28,18 +28,18 @@ class Flow:
     rest: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DIRECTIONS, 0))
 
     def add(self, key: Key, sums: Sums, *, outside: bool) -> None:
-        """Books one row of the ledger."""
+        """Adds one row of the ledger."""
         (self.rest if outside else self.own)[key.direction] += sums.message_bytes
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """All message bytes."""
         return sum(self.own.values()) + sum(self.rest.values())
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """The ledger, added up in the three ways that a reader asks for."""
+    """The ledger, summed by round, by client, and by phase, kind and direction."""
 
     by_round: Mapping[int, Flow]
     by_client: Mapping[int, Flow]
@@ -48,7 +48,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Releases:
-    """Releases that are alike: what left clients, in which phase, under what mechanism."""
+    """Releases of the same parts in the same phase under the same mechanism."""
 
     phase: str
     kind: str
@@ -65,7 +65,7 @@ class Run:
     """A finished run.
 
     Attributes:
-        config: config.toml as it is written, not checked: the method may not be installed here.
+        config: config.toml as written, unchecked: the method may not be installed here.
         summary: summary.json.
         records: The lines of records.jsonl.
         card: The partition card.
@@ -88,7 +88,7 @@ class Run:
 
     @cached_property
     def traffic(self) -> Traffic:
-        """The ledger, added up in one pass."""
+        """The ledger, summed in one pass."""
         rounds: dict[int, Flow] = {}
         clients: dict[int, Flow] = {client: Flow() for client in range(self.summary["num_clients"])}
         parts: dict[tuple[str, str, str], Sums] = {}
@@ -108,13 +108,13 @@ class Run:
         return [row for row in self.records if row["event"] == "round_finished"]
 
     def curve(self, name: str) -> list[tuple[int, float]]:
-        """(round, value) of "accuracy" or "loss", where it was measured; after finalising also that."""
+        """(round, value) of "accuracy" or "loss", where it was measured, also after finalising."""
         rows = [row for row in self.records if row["event"] == "round_finished" or row.get("final")]
         return [(row["round"], float(row[name])) for row in rows if row.get(name) is not None]
 
     @cached_property
     def client_accuracies(self) -> list[tuple[int, dict[int, float]]]:
-        """(round, percent by client) for each evaluation on the clients' own tests; clients without a test are out."""
+        """(round, percent by client) for each evaluation on the clients' local test sets, if they have one."""
         found = []
         for row in self.records:
             values = {
@@ -128,11 +128,11 @@ class Run:
 
     @cached_property
     def local_losses(self) -> dict[int, list[tuple[int, list[float]]]]:
-        """By client, (round, loss of each local epoch) for each round that it took part in."""
+        """By client, (round, loss of each local epoch) for each round it took part in."""
         found: dict[int, list[tuple[int, list[float]]]] = {}
         for row in self.rounds:
             for client, losses in (row.get("local_losses") or {}).items():
-                if None not in losses:  # told, and finite
+                if None not in losses:  # recorded, and finite
                     found.setdefault(int(client), []).append((row["round"], list(losses)))
         return dict(sorted(found.items()))
 
@@ -145,11 +145,11 @@ class Run:
 
     @cached_property
     def releases(self) -> list[Releases]:
-        """privacy.jsonl with like releases counted together; mechanism parameters that differ stay apart."""
-        return _releases(records_file.read(self.folder / "privacy.jsonl"))
+        """privacy.jsonl, with equal releases counted together; different parameters of a mechanism are kept apart."""
+        return _group_releases(records_file.read(self.folder / "privacy.jsonl"))
 
 
-def _releases(rows: Iterable[Mapping[str, Any]]) -> list[Releases]:
+def _group_releases(rows: Iterable[Mapping[str, Any]]) -> list[Releases]:
     seen: dict[tuple[str, str, tuple[str, ...], str | None, str, str], list[int]] = {}
     for row in rows:
         parameters = ", ".join(f"{name} {value}" for name, value in row["parameters"].items())
@@ -162,24 +162,24 @@ def _releases(rows: Iterable[Mapping[str, Any]]) -> list[Releases]:
 
 
 def read_run(folder: Path) -> Run:
-    """The finished run in `folder`.
+    """Reads the finished run in `folder`.
 
     Raises:
-        ConfigError: There is none, it is not finished, or a file of it can not be read; says which and what to do.
+        ConfigError: There is none, it is not finished, or a file cannot be read.
     """
     check_finished(folder)
     run = Run(
         folder=folder,
-        config=_parsed(folder / "config.toml", lambda path: tomllib.loads(path.read_text(encoding="utf-8"))),
-        summary=_parsed(folder / "summary.json", _json),
-        records=_parsed(folder / "records.jsonl", lambda path: list(records_file.read(path))),
-        card=_parsed(folder / "partition.json", _json),
+        config=_parse(folder / "config.toml", lambda path: tomllib.loads(path.read_text(encoding="utf-8"))),
+        summary=_parse(folder / "summary.json", _read_json),
+        records=_parse(folder / "records.jsonl", lambda path: list(records_file.read(path))),
+        card=_parse(folder / "partition.json", _read_json),
     )
     asked, played = run.config.get("rounds"), run.summary.get("num_rounds")
-    if asked != played:  # it was started again for more rounds, and summary.json is of the time before
+    if asked != played:  # it was started again for more rounds, and summary.json is older
         raise ConfigError(
-            f"the run in {folder} is not finished: config.toml asks for {asked} rounds, summary.json is of {played}; "
-            f"go on with `fedrpc run --config {folder}/config.toml --out {folder}`"
+            f"the run in {folder} is not finished: config.toml asks for {asked} rounds, summary.json has {played}; "
+            f"resume it with `fedrpc run --config {folder}/config.toml --out {folder}`"
         )
     return run
 
@@ -187,30 +187,30 @@ def read_run(folder: Path) -> Run:
 def check_finished(folder: Path, files: Sequence[str] = FILES) -> None:
     """Raises ConfigError, with the remedy, unless `folder` has these files of a finished run."""
     if not folder.is_dir():
-        raise ConfigError(f"no run at {folder}: there is no such folder; {_GIVE}")
+        raise ConfigError(f"no run at {folder}: there is no such folder; {_REMEDY}")
     if (folder / "compare.json").is_file():
         runs = sorted(path.parent for path in folder.glob("*/summary.json"))
         raise ConfigError(f"{folder} holds a comparison; give one of its runs{f', such as {runs[0]}' if runs else ''}")
     missing = [name for name in files if not (folder / name).is_file()]
     if missing and not (folder / "config.toml").is_file():
-        raise ConfigError(f"{folder} holds no run: it has no {missing[0]}; {_GIVE}")
+        raise ConfigError(f"{folder} holds no run: it has no {missing[0]}; {_REMEDY}")
     if "summary.json" in missing:
         raise ConfigError(
             f"the run in {folder} is not finished: it has no summary.json; "
-            f"go on with `fedrpc run --config {folder}/config.toml --out {folder}`"
+            f"resume it with `fedrpc run --config {folder}/config.toml --out {folder}`"
         )
     if missing:
         raise ConfigError(
-            f"the run in {folder} is not whole: it has no {', no '.join(missing)}; run it again, with another --out"
+            f"the run in {folder} is incomplete: it has no {', no '.join(missing)}; run it again, with another --out"
         )
 
 
-def _json(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _parsed(path: Path, parse: Callable[[Path], Any]) -> Any:
+def _parse(path: Path, parse: Callable[[Path], Any]) -> Any:
     try:
         return parse(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} can not be read: {error}") from None
+        raise ConfigError(f"{path} cannot be read: {error}") from None

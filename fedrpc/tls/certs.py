@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 AUTHORITY_DAYS, LEAF_DAYS = 3650, 825
-_CLOCKS_APART = datetime.timedelta(days=1)  # a client whose clock is behind must not refuse a fresh certificate
+_CLOCK_SKEW = datetime.timedelta(days=1)  # a client whose clock is behind must not refuse a fresh certificate
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?")
 
 
@@ -30,30 +30,30 @@ class _Pair:
     key: EllipticCurvePrivateKey
 
 
-def make(out: Path, hosts: Sequence[str], clients: int) -> list[Path]:
+def make_certificates(out: Path, hosts: Sequence[str], clients: int) -> list[Path]:
     """Writes ca, server and client-<id> certificates (.pem) and their keys (.key, mode 0600) into `out`.
 
-    The authority's key signs more clients later, so it is written too: keep it off the machines that take part.
+    The authority's key is written too, to sign more clients later: keep it off the machines of the run.
 
     Args:
-        out: The folder; it is made when it is not there.
+        out: The folder; created if it does not exist.
         hosts: The DNS names and IP addresses that clients reach the server by.
-        clients: How many clients get one; client i's is for the name client-<i>, which the server checks.
+        clients: The number of client certificates; client i's is for the name client-<i>, which the server checks.
 
     Raises:
-        ConfigError: A host is no name or address, or a file is there already: nothing is overwritten.
+        ConfigError: A host is not a name or address, or a file exists already: nothing is overwritten.
     """
     names = _alternative_names(hosts)
     stems = ["ca", "server", *(f"client-{client}" for client in range(clients))]
     paths = {stem: (out / f"{stem}.pem", out / f"{stem}.key") for stem in stems}
-    there = [path for pair in paths.values() for path in pair if path.exists()]
-    if there:
-        raise ConfigError(f"{there[0]} is there already, and certificates are not overwritten; choose another folder")
-    authority = _authority()
-    made = {"ca": authority, "server": _signed("server", names, authority)}
+    existing = [path for pair in paths.values() for path in pair if path.exists()]
+    if existing:
+        raise ConfigError(f"{existing[0]} exists already, and certificates are not overwritten; choose another folder")
+    authority = _create_authority()
+    issued = {"ca": authority, "server": _issue("server", names, authority)}
     for stem in stems[2:]:
-        made[stem] = _signed(stem, None, authority)
-    _write([(path, data) for stem in stems for path, data in zip(paths[stem], _encoded(made[stem]), strict=True)])
+        issued[stem] = _issue(stem, None, authority)
+    _write([(path, data) for stem in stems for path, data in zip(paths[stem], _encode(issued[stem]), strict=True)])
     return [path for stem in stems for path in paths[stem]]
 
 
@@ -79,22 +79,22 @@ def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
     return x509.SubjectAlternativeName(names)
 
 
-def _builder(name: str, issuer: str, key: EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
-    """What every certificate has."""
+def _start_builder(name: str, issuer: str, key: EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+    """A builder with the fields that every certificate has."""
     from cryptography import x509
 
     now = datetime.datetime.now(datetime.UTC)
 
-    def called(text: str) -> x509.Name:
+    def to_name(text: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
 
     return (
         x509.CertificateBuilder()
-        .subject_name(called(name))
-        .issuer_name(called(issuer))
+        .subject_name(to_name(name))
+        .issuer_name(to_name(issuer))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCKS_APART)
+        .not_valid_before(now - _CLOCK_SKEW)
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
@@ -116,7 +116,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _new_key() -> EllipticCurvePrivateKey:
+def _create_key() -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.generate_private_key(ec.SECP256R1())
@@ -125,27 +125,27 @@ def _new_key() -> EllipticCurvePrivateKey:
 _AUTHORITY = "fedrpc certificate authority"
 
 
-def _authority() -> _Pair:
+def _create_authority() -> _Pair:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 
-    key = _new_key()
-    builder = _builder(_AUTHORITY, _AUTHORITY, key, AUTHORITY_DAYS)
+    key = _create_key()
+    builder = _start_builder(_AUTHORITY, _AUTHORITY, key, AUTHORITY_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
     return _Pair(builder.sign(key, hashes.SHA256()), key)
 
 
-def _signed(name: str, hosts: x509.SubjectAlternativeName | None, authority: _Pair) -> _Pair:
+def _issue(name: str, hosts: x509.SubjectAlternativeName | None, authority: _Pair) -> _Pair:
     """A server's certificate when `hosts` are given, else a client's, whose name is also a DNS name in it."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    key = _new_key()
+    key = _create_key()
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
-    builder = _builder(name, _AUTHORITY, key, LEAF_DAYS)
+    builder = _start_builder(name, _AUTHORITY, key, LEAF_DAYS)
     builder = builder.add_extension(hosts or x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
@@ -154,7 +154,7 @@ def _signed(name: str, hosts: x509.SubjectAlternativeName | None, authority: _Pa
     return _Pair(builder.sign(authority.key, hashes.SHA256()), key)
 
 
-def _encoded(pair: _Pair) -> tuple[bytes, bytes]:
+def _encode(pair: _Pair) -> tuple[bytes, bytes]:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     key = pair.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -162,7 +162,7 @@ def _encoded(pair: _Pair) -> tuple[bytes, bytes]:
 
 
 def _write(files: Sequence[tuple[Path, bytes]]) -> None:
-    """Writes all or nothing; a key is never readable to others, not even for a moment."""
+    """Writes all or nothing; a key is never readable by others, not even for a moment."""
     written: list[Path] = []
     try:
         files[0][0].parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""TLS on both sides: one function each, and plaintext beyond loopback only when it is asked for by name."""
+"""TLS credentials of both sides; plaintext beyond loopback needs an explicit option."""
 
 from __future__ import annotations
 
@@ -29,6 +29,22 @@ class ClientTls:
     key: Path | None = None
 
 
+def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> ServerTls | None:
+    """The server's TLS files by its options; None for plaintext."""
+    if (cert is None) != (key is None):
+        raise ConfigError(f"--tls-cert and --tls-key go together, got only {'--tls-cert' if cert else '--tls-key'}")
+    return ServerTls(cert, key, client_ca) if cert and key else None
+
+
+def client_tls(ca: Path | None, cert: Path | None, key: Path | None) -> ClientTls | None:
+    """A client's TLS files by its options; None for plaintext."""
+    if (cert is None) != (key is None) or (cert and not ca):
+        names = {"--tls-ca": ca, "--tls-cert": cert, "--tls-key": key}
+        got = " and ".join(name for name, path in names.items() if path)
+        raise ConfigError(f"--tls-cert and --tls-key go together, and with --tls-ca, got only {got}")
+    return ClientTls(ca, cert, key) if ca else None
+
+
 def server_credentials(address: str, tls: ServerTls | None, insecure: bool) -> grpc.ServerCredentials | None:
     """TLS credentials, or None for plaintext."""
     check_address(address, "--listen")
@@ -54,4 +70,4 @@ def channel_credentials(address: str, tls: ClientTls | None, insecure: bool) -> 
 
 def _refuse_plaintext(address: str, insecure: bool, options: str) -> None:
     if not insecure and not is_loopback(address):
-        raise ConfigError(f"{address} is not loopback: give {options}, or --insecure to speak in the clear")
+        raise ConfigError(f"{address} is not loopback: give {options}, or --insecure to allow plaintext")

@@ -1,4 +1,4 @@
-"""What a person says about an end of the wire, HOST:PORT and certificates, checked before gRPC sees it."""
+"""Checks addresses and certificate files before gRPC gets them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedrpc.errors import ConfigError
 
 
 def check_address(address: str, option: str) -> None:
-    """Raises ConfigError unless an address is HOST:PORT; gRPC would take a wrong port for another one."""
+    """Raises ConfigError unless an address is HOST:PORT; gRPC would silently use another port."""
     host, _, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or not port.isdecimal() or int(port) > 65535 or (":" in host and not bracketed):
@@ -18,7 +18,7 @@ def check_address(address: str, option: str) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether nothing beyond this machine can be at the other end."""
+    """Whether an address can only be reached from this machine."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ip_address(host).is_loopback
@@ -27,15 +27,17 @@ def is_loopback(address: str) -> bool:
 
 
 def read_pem(path: Path) -> bytes:
-    """A certificate's or key's file."""
+    """The bytes of a certificate or key file."""
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"can not read the certificate {path}: {error.strerror}") from None
+        raise ConfigError(
+            f"cannot read the certificate {path}: {error.strerror}; check the path and its permissions"
+        ) from None
 
 
 def check_pem(ca: Path | None, cert: Path | None, key: Path | None) -> None:
-    """Raises ConfigError unless the files hold what they should; gRPC would only say that it can not connect."""
+    """Raises ConfigError unless the files hold what they should; gRPC would only say that it cannot connect."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         if ca:

@@ -29,8 +29,8 @@ def uss_of_clients(dataset: str, out: Path) -> list[int]:
             assert time.monotonic() < give_up, "no round in ten minutes"
             time.sleep(0.5)
         children = psutil.Process(process.pid).children()
-        nursery = max(children, key=lambda child: len(child.children()))
-        clients = nursery.children()
+        fork_server = max(children, key=lambda child: len(child.children()))
+        clients = fork_server.children()
         assert len(clients) == CLIENTS
         return [client.memory_full_info().uss for client in clients]
     finally:

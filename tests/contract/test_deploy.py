@@ -229,11 +229,11 @@ def test_what_a_pods_exit_code_leads_to() -> None:
 
 
 def test_a_signal_leaves_enough_time() -> None:
-    from fedrpc.launch import crew
+    from fedrpc.launch import pod
 
     for name, template in pods(kept("cpu")).items():
         grace_s = template["spec"]["terminationGracePeriodSeconds"]
-        assert grace_s >= {"server": 60, "client": crew._GRACE_S + 5}[name]
+        assert grace_s >= {"server": 60, "client": pod.GRACE_S + 5}[name]
 
 
 def test_gpu_clients_take_a_gpu_and_nothing_else_in_its_place() -> None:

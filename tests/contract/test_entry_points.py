@@ -36,7 +36,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(METHODS, "_items", dict(METHODS._items))
     monkeypatch.setattr(METHODS, "_broken", {})
-    monkeypatch.setattr(METHODS, "_searched", False)
+    monkeypatch.setattr(METHODS, "_is_loaded", False)
 
     def put(points: str = "toy = toy_plugin:Toy", source: str = SOURCE, group: str = "fedrpc.methods") -> None:
         (tmp_path / "toy_plugin.py").write_text(source)
@@ -96,7 +96,7 @@ def test_a_package_that_is_not_asked_for_is_not_imported(install):
 )
 def test_a_broken_package_is_named_in_one_line(install, points, source):
     install(points, source)
-    with pytest.raises(ConfigError, match=r"the method 'toy' can not be loaded from '(toy_plugin|no_such_module):"):
+    with pytest.raises(ConfigError, match=r"the method 'toy' cannot be loaded from '(toy_plugin|no_such_module):"):
         build({"method": "toy"})
 
 

@@ -105,7 +105,7 @@ def test_file_keeps_the_law(file: str) -> None:
         ("fedrpc/client/app.py", "import grpc.aio"),
         ("fedrpc/report/page.py", "from fedrpc.server.checkpoint import load"),
         ("fedrpc/config.py", "from fedrpc.client.app import run"),
-        ("fedrpc/server/app.py", "from fedrpc.launch import nursery"),
+        ("fedrpc/server/app.py", "from fedrpc.launch import fork_server"),
         ("fedrpc/server/utils.py", ""),
         ("fedrpc/common/bytes.py", ""),
         ("fedrpc/errors.py", "#\n" * 601),

@@ -198,7 +198,7 @@ class Script(Program):
 _PRELOADED = """
 import json, os, signal, sys, traceback
 from fedrpc import cli
-from fedrpc.launch.nursery import preload
+from fedrpc.launch.processes import preload
 preload()
 ENTRIES = {"fedrpc": cli.main, "fedrpc-server": cli.server_main, "fedrpc-client": cli.client_main}
 

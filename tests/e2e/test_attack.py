@@ -34,5 +34,5 @@ def test_a_run_of_fedavg_has_nothing_to_attack(programs: Programs, tmp_path: Pat
     programs.run(out, *settings(rounds=1, clients=2)).completed()
     refused = programs.start("fedrpc", "attack", out)
     assert refused.wait() == 78
-    assert refused.err.strip().splitlines()[-1].startswith("error: nothing to attack here: fedavg shares nothing but")
+    assert refused.err.strip().splitlines()[-1].startswith("error: nothing to attack: fedavg shares nothing but")
     assert not (out / "attack.json").exists()

@@ -96,7 +96,7 @@ def test_fedrpc(words: str, code: int, said: str, files: Path, programs: Program
         ("--listen 127.0.0.1", CONFIG, "--listen takes HOST:PORT; '127.0.0.1'"),
         ("--listen 127.0.0.1:99999", CONFIG, "--listen takes HOST:PORT; '127.0.0.1:99999'"),
         ("--listen 127.0.0.1:0 --tls-cert file", CONFIG, "--tls-cert and --tls-key go together"),
-        ("--listen 127.0.0.1:0 --tls-cert no.pem --tls-key no.pem", CONFIG, "can not read the certificate; no.pem"),
+        ("--listen 127.0.0.1:0 --tls-cert no.pem --tls-key no.pem", CONFIG, "cannot read the certificate; no.pem"),
         ("--listen 127.0.0.1:0 --tls-cert file --tls-key file", CONFIG, "not a certificate and its key in PEM"),
     ],
 )
@@ -114,7 +114,7 @@ def test_fedrpc_server(words: str, code: int, said: str, files: Path, programs: 
         ("--server 127.0.0.1", CONFIG, "--server takes HOST:PORT"),
         ("--server 127.0.0.1:1 --client-id -1", USAGE, "--client-id"),
         ("--server 127.0.0.1:1 --state-dir file", CONFIG, "can not write; file; --state-dir"),
-        ("--server 127.0.0.1:1 --tls-ca no.pem", CONFIG, "can not read the certificate; no.pem"),
+        ("--server 127.0.0.1:1 --tls-ca no.pem", CONFIG, "cannot read the certificate; no.pem"),
         ("--server 127.0.0.1:1 --tls-ca file", CONFIG, "file holds no CA certificate"),
         ("--server 127.0.0.1:1 --tls-cert file --tls-key file", CONFIG, "--tls-ca"),
         ("--server 127.0.0.1:1 --log-level loud", CONFIG, "unknown log level 'loud'"),
@@ -328,7 +328,7 @@ def test_a_server_that_serves_something_else(
     right = {
         "session": "s",
         "run_id": "r",
-        "config": problem.config.for_clients(),
+        "config": problem.config.dump_for_join(),
         "dataset_digest": problem.dataset.digest,
         "partition_sha256": problem.partition.sha256,
         "method_digest": problem.schema_digest(),

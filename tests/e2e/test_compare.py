@@ -60,7 +60,7 @@ def test_a_stopped_comparison_ends_at_once_and_compares_nothing(compared: Compar
 def test_the_same_command_leaves_what_is_finished_and_goes_on_with_the_rest(compared: Compared) -> None:
     assert [row["method"] for row in compared.stopped.logged("starts")] == ["fedavg", "gated"]
     assert [row["method"] for row in compared.done.logged("finished_already")] == ["fedavg"]
-    assert [row["method"] for row in compared.done.logged("goes_on")] == ["gated"]
+    assert [row["method"] for row in compared.done.logged("resumes")] == ["gated"]
     played = [(row["method"], row["round"]) for row in compared.done.logged("round_finished")]
     assert played == [("gated", 1)], "round 0 was durable"
     assert files(compared.out / "fedavg") == compared.first

@@ -25,7 +25,7 @@ def test_a_run_is_stopped_by_either_signal_and_goes_on(
         run = start.run(out.path, *words)
         gates.wait(place)
         everybody = run.descendants()
-        assert len(everybody) == NUM_CLIENTS + 3, "launcher, server, nursery and clients"
+        assert len(everybody) == NUM_CLIENTS + 3, "launcher, server, fork server and clients"
         run.send(number)
         assert run.wait() == code
         wait_for("every process ends", lambda e=everybody: gone(e))

@@ -10,7 +10,7 @@ from fedrpc import config
 from fedrpc.errors import ConfigError, UnknownName
 
 
-def test_defaults_written_out_by_hand_are_the_same_run() -> None:
+def test_explicit_defaults_are_the_same_run() -> None:
     assert config.build({"method": "fedavg", "train": {"lr": 0.02}}).hash == config.build({}).hash
     assert config.build({"method": "fedprox", "params": {"mu": 0.01}}).hash == config.build({"method": "fedprox"}).hash
 
@@ -19,14 +19,14 @@ def test_defaults_written_out_by_hand_are_the_same_run() -> None:
     "change",
     [{"seed": 1}, {"train": {"lr": 0.03}}, {"partition": "shards:2"}, {"method": "fedntd"}, {"local_test": 0.2}],
 )
-def test_what_changes_the_result_changes_the_name(change: dict[str, object]) -> None:
+def test_a_setting_that_changes_the_result_changes_the_hash(change: dict[str, object]) -> None:
     assert config.build(change).hash != config.build({}).hash
 
 
 @pytest.mark.parametrize(
     "change", [{"rounds": 99}, {"parallel": 7}, {"device": "cpu"}, {"limits": {"deadline_s": 1.0, "quorum": 1.0}}]
 )
-def test_what_does_not_change_the_result_keeps_the_name(change: dict[str, object]) -> None:
+def test_a_setting_that_does_not_change_the_result_keeps_the_hash(change: dict[str, object]) -> None:
     assert config.build(change).hash == config.build({}).hash
 
 
@@ -36,16 +36,18 @@ def test_what_does_not_change_the_result_keeps_the_name(change: dict[str, object
         {},
         {"train_size": 50, "seed": 3, "train": {"optimizer": "adam", "lr": 1e-7}},
         {"method": "flea", "params": {"alpha": 0.2}, "partition": 'odd "name": \\ x'},
+        {"partition": "an emoji \N{HONEYBEE}, and controls \x00 \x1f \x7f \t \n"},
+        {"privacy": {"dp_sgd": {"noise_multiplier": 1.0}}},
     ],
 )
-def test_the_toml_of_a_run_gives_it_again(values: dict[str, object]) -> None:
-    made = config.build(values)
-    assert config.build(tomllib.loads(config.to_toml(made))) == made
+def test_toml_round_trips(values: dict[str, object]) -> None:
+    built = config.build(values)
+    assert config.build(tomllib.loads(config.to_toml(built))) == built
 
 
 def test_later_layers_win_key_by_key() -> None:
     layers = [{"seed": 1, "train": {"lr": 0.1, "epochs": 2}}, {"train": {"lr": 0.5}}, {"seed": 4}]
-    assert config.merged({}, *layers) == {"seed": 4, "train": {"lr": 0.5, "epochs": 2}}
+    assert config.merge({}, *layers) == {"seed": 4, "train": {"lr": 0.5, "epochs": 2}}
 
 
 def test_set_takes_toml_values_and_plain_words() -> None:
@@ -61,7 +63,7 @@ def test_set_takes_toml_values_and_plain_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"clinets": 3}, "Did you mean 'clients'?"),
         ({"lr": 0.1}, "There is 'train.lr'."),
@@ -70,14 +72,14 @@ def test_set_takes_toml_values_and_plain_words() -> None:
         ({"method": "fedavgs"}, "Did you mean 'fedavg'?"),
     ],
 )
-def test_a_wrong_name_gets_the_right_one(values: dict[str, object], said: str) -> None:
+def test_an_unknown_name_suggests_the_right_one(values: dict[str, object], message: str) -> None:
     with pytest.raises(UnknownName) as caught:
         config.build(values)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"clients": 0}, "clients: input should be greater than or equal to 1, got 0"),
         ({"train": {"lr": -1}}, "train.lr: input should be greater than 0, got -1"),
@@ -85,21 +87,21 @@ def test_a_wrong_name_gets_the_right_one(values: dict[str, object], said: str) -
         ({"method": "fedprox", "params": {"mu": -1}}, "params.mu: input should be greater than or equal to 0, got -1"),
     ],
 )
-def test_a_wrong_value_says_where_and_what(values: dict[str, object], said: str) -> None:
+def test_a_wrong_value_is_named_with_its_setting(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config.build(values)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_differences_name_what_changed() -> None:
-    found = config.differences(config.build({}), config.build({"seed": 2, "train": {"lr": 0.5}}))
+    found = config.list_differences(config.build({}), config.build({"seed": 2, "train": {"lr": 0.5}}))
     assert found == ["seed 0 -> 2", "train.lr 0.02 -> 0.5"]
 
 
 def test_every_recipe_is_a_run() -> None:
-    assert "quickstart" in config.recipes()
-    for name in config.recipes():
-        assert config.build(config.recipe(name)).rounds > 0
+    assert "quickstart" in config.list_recipes()
+    for name in config.list_recipes():
+        assert config.build(config.read_recipe(name)).rounds > 0
 
 
 def test_the_cohort_has_at_least_one_client() -> None:
@@ -108,7 +110,7 @@ def test_the_cohort_has_at_least_one_client() -> None:
 
 
 @pytest.mark.parametrize(("name", "there_is"), [("learning_rate", "train.lr"), ("num_rounds", "rounds")])
-def test_names_that_others_use_lead_to_ours(name: str, there_is: str) -> None:
+def test_names_of_other_frameworks_lead_to_ours(name: str, there_is: str) -> None:
     with pytest.raises(UnknownName, match=rf"There is '{there_is}'"):
         config.build({name: 1})
     with pytest.raises(UnknownName, match=r"There is 'train\.lr'"):

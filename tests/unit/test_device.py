@@ -1,4 +1,4 @@
-"""Devices: chosen by name and client id, shared by a fraction of the memory, refused with a remedy."""
+"""Devices: chosen by name and client id, with a fraction of the memory, or refused with a remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedrpc.errors import ConfigError
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> list[tuple[float, int]]:
-    """Makes torch see so many GPUs; returns the memory fractions that are set, with the GPU's number."""
+    """Makes torch see `count` GPUs; returns the memory fractions that are set, with the GPU's number."""
     fractions: list[tuple[float, int]] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
@@ -27,15 +27,13 @@ def test_auto_is_the_cpu_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert choose("auto", 3, 10) == torch.device("cpu")
 
 
-def test_the_cpu_by_name_asks_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_by_name_queries_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("a CUDA query"))
     assert choose("cpu") == torch.device("cpu")
 
 
 @pytest.mark.parametrize("wanted", ["auto", "cuda"])
-def test_clients_are_dealt_out_over_the_gpus_and_share_their_memory(
-    monkeypatch: pytest.MonkeyPatch, wanted: str
-) -> None:
+def test_clients_are_spread_over_the_gpus_and_share_their_memory(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
     fractions = with_gpus(monkeypatch, 2)
     assert [choose(wanted, client, 10).index for client in range(4)] == [0, 1, 0, 1]
     assert fractions == [(0.2, 0), (0.2, 1), (0.2, 0), (0.2, 1)]
@@ -48,7 +46,7 @@ def test_a_gpu_for_each_client_is_not_divided(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("wanted", "count"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2)])
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, wanted: str, count: int) -> None:
+def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, wanted: str, count: int) -> None:
     with_gpus(monkeypatch, count)
     with pytest.raises(ConfigError, match=f"{count} CUDA devices found; use --device auto or cpu"):
         choose(wanted)

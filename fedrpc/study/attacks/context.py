@@ -1,9 +1,9 @@
-"""The context attack: half of the inputs carry a mark, and a small network learns to tell which from shared items.
+"""The context attack: half of the inputs carry a mark, and a small network learns to detect it in shared items.
 
 The mark stands for a context such as a broken camera (FLea, Xia et al., KDD 2024): a coloured square in a corner of an
 image; a saturated stretch of the first channel of a signal. Where an item is made of several inputs of one client, all
 of them carry it, as they would with a broken camera. Controls: with shuffled marks the network must guess, on raw
-inputs it must see.
+inputs it must detect the mark.
 """
 
 from __future__ import annotations
@@ -18,13 +18,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedrpc.seeds import seed_torch
-from fedrpc.study.attacks.decoders import Standardised, detector
-from fedrpc.study.attacks.evidence import RAW, SHARED, Effort, Evidence, Show, Tell, batches, drawn_groups, shown
+from fedrpc.study.attacks.decoders import Standardised, build_detector
+from fedrpc.study.attacks.evidence import (
+    RAW,
+    SHARED,
+    Effort,
+    Evidence,
+    Progress,
+    Show,
+    batches,
+    sample_groups,
+    show_groups,
+)
 
 BATCH, RATE = 32, 2e-3
-LEAST_STEPS = 25  # for each epoch, also with few items
+LEAST_STEPS = 25  # in each epoch, also with few items
 MOST_HELDOUT = 1000
-REPEATED, REPEATS = 100, 3  # with so few items to learn from, the mean of several draws counts
+REPEATED, REPEATS = 100, 3  # with at most this many items to learn from, the mean over several samples counts
 
 
 @dataclass(frozen=True)
@@ -70,30 +80,30 @@ class Items:
     def __len__(self) -> int:
         return len(self.items)
 
-    def some(self, start: int, count: int) -> Items:
-        """Some of them, from an even place on; half of an even number is marked."""
+    def take(self, start: int, count: int) -> Items:
+        """`count` items from an even position on; half of an even number is marked."""
         return Items(self.items[start : start + count], self.marked[start : start + count])
 
-    def shuffled(self, rng: np.random.Generator) -> Items:
-        """The same items with marks that say nothing: half of those with a mark, and half of those without, have it.
+    def shuffle(self, rng: np.random.Generator) -> Items:
+        """The same items with uninformative labels: half of the marked and of the unmarked ones are labelled marked.
 
-        A plain shuffle leaves a chance correlation, which a network that sees the mark well would pick up.
+        A plain shuffle leaves a chance correlation, which a network that detects the mark well would pick up.
         """
-        said = torch.empty_like(self.marked)
+        labels = torch.empty_like(self.marked)
         for mark in (0, 1):
             rows = torch.nonzero(self.marked == mark)[:, 0]
-            said[rows[torch.from_numpy(rng.permutation(len(rows)))]] = torch.arange(len(rows)) % 2
-        return Items(self.items, said)
+            labels[rows[torch.from_numpy(rng.permutation(len(rows)))]] = torch.arange(len(rows)) % 2
+        return Items(self.items, labels)
 
 
 @dataclass(frozen=True)
 class Detected:
-    """Percent of held-out items told right, by how many items were learned from.
+    """Percent of held-out items classified correctly, by the number of items learned from.
 
     Args:
         shared: On items as they would be shared.
         raw: On single inputs as they are.
-        shuffled: On as many items as there are, with shuffled marks.
+        shuffled: On all items, with shuffled marks.
     """
 
     sizes: tuple[int, ...]
@@ -103,38 +113,38 @@ class Detected:
     num_heldout: int
 
 
-def items_of(show: Show, inputs: Tensor, count: int, group_size: int, mark: Mark, rng: np.random.Generator) -> Items:
+def make_items(show: Show, inputs: Tensor, count: int, group_size: int, mark: Mark, rng: np.random.Generator) -> Items:
     """Items of random groups of inputs, every second one marked."""
-    groups = drawn_groups(count, len(inputs), group_size, rng)
-    plain, marked = shown(show, inputs, groups[::2]), shown(show, mark.put(inputs), groups[1::2])
+    groups = sample_groups(count, len(inputs), group_size, rng)
+    plain, marked = show_groups(show, inputs, groups[::2]), show_groups(show, mark.put(inputs), groups[1::2])
     items = torch.empty(count, *plain.shape[1:], dtype=plain.dtype)
     items[::2], items[1::2] = plain, marked
     return Items(items, torch.arange(count) % 2)
 
 
 def accuracy(learned: Items, heldout: Items, *, epochs: int, rng: np.random.Generator, device: torch.device) -> float:
-    """Percent of held-out items told right by a network that learned on others."""
+    """Percent of held-out items classified correctly by a network that learned on others."""
     with torch.random.fork_rng(devices=[]):
         seed_torch(rng)
-        net = nn.Sequential(Standardised(learned.items, by_place=False), detector(tuple(learned.items.shape[1:]))).to(
-            device
-        )
+        net = nn.Sequential(
+            Standardised(learned.items, by_place=False), build_detector(tuple(learned.items.shape[1:]))
+        ).to(device)
     steps = epochs * max(LEAST_STEPS, math.ceil(len(learned) / BATCH))
     optimizer = torch.optim.Adam(net.parameters(), lr=RATE, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    for rows in batches(drawn_groups(steps * BATCH, len(learned), 1, rng)[:, 0], BATCH):
+    for rows in batches(sample_groups(steps * BATCH, len(learned), 1, rng)[:, 0], BATCH):
         optimizer.zero_grad(set_to_none=True)
-        said, true = net(learned.items[rows].to(device)), learned.marked[rows].to(device)
-        F.cross_entropy(said, true).backward()  # type: ignore[no-untyped-call]
+        logits, true = net(learned.items[rows].to(device)), learned.marked[rows].to(device)
+        F.cross_entropy(logits, true).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
     with torch.no_grad():
-        said = torch.cat([net(part.to(device)).argmax(dim=1).cpu() for part in batches(heldout.items, 8 * BATCH)])
-    return 100.0 * float((said == heldout.marked).double().mean())
+        predicted = torch.cat([net(part.to(device)).argmax(dim=1).cpu() for part in batches(heldout.items, 8 * BATCH)])
+    return 100.0 * float((predicted == heldout.marked).double().mean())
 
 
-def usable_sizes(sizes: Sequence[int], num_auxiliary: int) -> tuple[int, ...]:
-    """The sizes that so many auxiliary inputs allow, when some are held out."""
+def select_sizes(sizes: Sequence[int], num_auxiliary: int) -> tuple[int, ...]:
+    """The sizes for which there are enough auxiliary inputs, when some are held out."""
     room = num_auxiliary - _num_heldout(num_auxiliary)
     return tuple(size for size in sizes if size <= room)
 
@@ -143,37 +153,37 @@ def _num_heldout(num_auxiliary: int) -> int:
     return min(MOST_HELDOUT, num_auxiliary // 4)
 
 
-def detect(evidence: Evidence, effort: Effort, tell: Tell = lambda _: None) -> Detected:
+def detect(evidence: Evidence, effort: Effort, progress: Progress = lambda _: None) -> Detected:
     """The attack on items as they would be shared, and both controls."""
     aux = evidence.auxiliary[torch.from_numpy(effort.rng("heldout").permutation(len(evidence.auxiliary)))]
-    count, sizes, mark = _num_heldout(len(aux)), usable_sizes(effort.sizes, len(aux)), Mark.on(aux)
+    count, sizes, mark = _num_heldout(len(aux)), select_sizes(effort.sizes, len(aux)), Mark.on(aux)
 
     def both(show: Show, group_size: int) -> tuple[Items, Items]:
         return (
-            items_of(show, aux[count:], max(sizes), group_size, mark, effort.rng("items", "learned")),
-            items_of(show, aux[:count], count, group_size, mark, effort.rng("items", "heldout")),
+            make_items(show, aux[count:], max(sizes), group_size, mark, effort.rng("items", "learned")),
+            make_items(show, aux[:count], count, group_size, mark, effort.rng("items", "heldout")),
         )
 
     def curve(what: str, learned: Items, heldout: Items) -> tuple[float, ...]:
         found = []
         for size in sizes:
-            tell(f"mark in {what}, {size} learned")
-            found.append(_mean_accuracy(learned, heldout, size, effort))
+            progress(f"mark in {what}, {size} learned")
+            found.append(_average_accuracy(learned, heldout, size, effort))
         return tuple(found)
 
     learned, heldout = both(evidence.show, evidence.group_size)
     shared = curve(SHARED, learned, heldout)
-    tell("shuffled marks")
+    progress("shuffled marks")
     rng = effort.rng("shuffled")
-    shuffled = accuracy(learned.shuffled(rng), heldout, epochs=effort.epochs, rng=rng, device=effort.device)
+    shuffled = accuracy(learned.shuffle(rng), heldout, epochs=effort.epochs, rng=rng, device=effort.device)
     return Detected(sizes, shared, curve(RAW, *both(lambda groups: groups[:, 0], 1)), shuffled, count)
 
 
-def _mean_accuracy(learned: Items, heldout: Items, size: int, effort: Effort) -> float:
+def _average_accuracy(learned: Items, heldout: Items, size: int, effort: Effort) -> float:
     starts = [draw * size for draw in range(REPEATS if size <= REPEATED else 1) if (draw + 1) * size <= len(learned)]
     found = [
         accuracy(
-            learned.some(start, size),
+            learned.take(start, size),
             heldout,
             epochs=effort.epochs,
             rng=effort.rng("detector", start),
@@ -184,6 +194,6 @@ def _mean_accuracy(learned: Items, heldout: Items, size: int, effort: Effort) ->
     return math.fsum(found) / len(found)
 
 
-def enough_for(percent: float, sizes: Sequence[int], accuracies: Sequence[float]) -> int | None:
-    """The fewest items that gave at least so many percent; None when none did."""
+def find_least(percent: float, sizes: Sequence[int], accuracies: Sequence[float]) -> int | None:
+    """The least number of items that reached this percentage; None when none did."""
     return next((size for size, value in zip(sizes, accuracies, strict=True) if value >= percent), None)

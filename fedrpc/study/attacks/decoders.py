@@ -25,10 +25,10 @@ _MODES = {1: "linear", 2: "bilinear"}
 
 
 class Standardised(nn.Module):
-    """Takes items to zero mean and unit deviation, as those that the attacker learns on have them.
+    """Shifts and scales items to zero mean and unit deviation, by the statistics of the attacker's training items.
 
     Args:
-        items: These ones, in any float type.
+        items: The training items, in any float type.
         by_place: Whether every place of a map has a mean of its own, or a channel one for all its places; the deviation
             is always a channel's.
     """
@@ -69,7 +69,7 @@ class Residual(nn.Module):
 
     def __init__(self, axes: int, width: int) -> None:
         super().__init__()
-        self.path = nn.Sequential(_conv(axes, width, width), nn.ReLU(), _conv(axes, width, width))
+        self.path = nn.Sequential(_build_conv(axes, width, width), nn.ReLU(), _build_conv(axes, width, width))
 
     def forward(self, x: Tensor) -> Tensor:
         """The map, corrected."""
@@ -77,7 +77,7 @@ class Residual(nn.Module):
 
 
 class Corrected(nn.Module):
-    """A linear decoder and a network with ReLUs that adds what the linear one can not say."""
+    """A linear decoder and a network with ReLUs that adds what the linear one cannot express."""
 
     def __init__(self, linear: nn.Module, correction: nn.Module) -> None:
         super().__init__()
@@ -89,35 +89,35 @@ class Corrected(nn.Module):
         return out
 
 
-def linear_decoder(item: Shape, target: Shape) -> nn.Module:
-    """The authors' decoder for items of one shape and inputs of another; it starts as the constant 0."""
+def build_linear_decoder(item: Shape, target: Shape) -> nn.Module:
+    """The paper's decoder for items of one shape and inputs of another; it starts as the constant 0."""
     axes = len(target) - 1
     if axes not in _CONV:
-        return nn.Sequential(nn.Flatten(), _silent(nn.Linear(math.prod(item), math.prod(target))), _shaped(target))
-    entry, size = _entry(item, target, kernel=1)
+        return nn.Sequential(nn.Flatten(), _zero(nn.Linear(math.prod(item), math.prod(target))), _unflatten(target))
+    entry, size = _build_entry(item, target, kernel=1)
     stride = 2 if size == target[1:] else 1  # the paper's case: one step up and one down
     wanted = tuple(stride * side for side in target[1:])
     shrink = _CONV[axes](WIDTH, WIDTH, 3, stride=stride, padding=1)
     return nn.Sequential(
-        entry, *_growth(size, wanted), Resize(wanted), shrink, _silent(_CONV[axes](WIDTH, target[0], 1))
+        entry, *_build_growth(size, wanted), Resize(wanted), shrink, _zero(_CONV[axes](WIDTH, target[0], 1))
     )
 
 
-def residual_decoder(item: Shape, target: Shape) -> nn.Module:
+def build_residual_decoder(item: Shape, target: Shape) -> nn.Module:
     """A stronger attacker: the linear decoder, corrected by a residual network; it starts as the constant 0."""
-    axes, linear = len(target) - 1, linear_decoder(item, target)
+    axes, linear = len(target) - 1, build_linear_decoder(item, target)
     if axes not in _CONV:
-        last = _silent(nn.Linear(HIDDEN, math.prod(target)))
+        last = _zero(nn.Linear(HIDDEN, math.prod(target)))
         hidden = [nn.Linear(math.prod(item), HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU()]
-        return Corrected(linear, nn.Sequential(nn.Flatten(), *hidden, last, _shaped(target)))
-    entry, size = _entry(item, target, kernel=3)
-    blocks = [Residual(axes, WIDTH) for _ in range(2 if math.prod(size) <= MANY else 1)]  # large maps take long
-    grown = [layer for step in _growth(size, target[1:]) for layer in (step, nn.ReLU())]
-    last = _silent(_conv(axes, WIDTH, target[0]))
+        return Corrected(linear, nn.Sequential(nn.Flatten(), *hidden, last, _unflatten(target)))
+    entry, size = _build_entry(item, target, kernel=3)
+    blocks = [Residual(axes, WIDTH) for _ in range(2 if math.prod(size) <= MANY else 1)]  # large maps are slow
+    grown = [layer for step in _build_growth(size, target[1:]) for layer in (step, nn.ReLU())]
+    last = _zero(_build_conv(axes, WIDTH, target[0]))
     return Corrected(linear, nn.Sequential(entry, nn.ReLU(), *blocks, *grown, Resize(target[1:]), last))
 
 
-def detector(item: Shape) -> nn.Module:
+def build_detector(item: Shape) -> nn.Module:
     """FLea's context detector: 1x1 to 32, 3x3 of stride 2, 1x1 to 8, two logits; dense layers for plain vectors."""
     axes = len(item) - 1
     if axes not in _CONV:
@@ -137,18 +137,18 @@ def detector(item: Shape) -> nn.Module:
     )
 
 
-def _entry(item: Shape, target: Shape, kernel: int) -> tuple[nn.Module, Shape]:
+def _build_entry(item: Shape, target: Shape, kernel: int) -> tuple[nn.Module, Shape]:
     """From an item to a map of 32 channels with the target's axes, and its size."""
     axes = len(target) - 1
     if len(item) - 1 == axes:
         return _CONV[axes](item[0], WIDTH, kernel, padding=kernel // 2), item[1:]
-    if len(item) == 3 and axes == 1:  # a signal that its network reads as an image: the second axis are channels
+    if len(item) == 3 and axes == 1:  # a signal that its network reads as an image: the second axis is channels
         return nn.Sequential(SecondAxisToChannels(), _CONV[1](item[0] * item[2], WIDTH, kernel, padding=kernel // 2)), (
             item[1],
         )
     size = tuple(-(-side // 4) for side in target[1:])
     dense = nn.Linear(math.prod(item), WIDTH * math.prod(size))
-    return nn.Sequential(nn.Flatten(), dense, _shaped((WIDTH, *size))), size
+    return nn.Sequential(nn.Flatten(), dense, _unflatten((WIDTH, *size))), size
 
 
 class SecondAxisToChannels(nn.Module):
@@ -159,23 +159,23 @@ class SecondAxisToChannels(nn.Module):
         return x.transpose(2, 3).flatten(1, 2)
 
 
-def _growth(size: Sequence[int], wanted: Sequence[int]) -> list[nn.Module]:
+def _build_growth(size: Sequence[int], wanted: Sequence[int]) -> list[nn.Module]:
     """Transposed convolutions that each double the size, until it is enough."""
     times = max(0, *(math.ceil(math.log2(want / have)) for have, want in zip(size, wanted, strict=True)))
     grow = _GROW[len(size)]
     return [grow(WIDTH, WIDTH, 3, stride=2, padding=1, output_padding=1) for _ in range(times)]
 
 
-def _conv(axes: int, channels: int, width: int) -> nn.Conv1d | nn.Conv2d:
+def _build_conv(axes: int, channels: int, width: int) -> nn.Conv1d | nn.Conv2d:
     return _CONV[axes](channels, width, 3, padding=1)
 
 
-def _shaped(shape: Shape) -> nn.Module:
+def _unflatten(shape: Shape) -> nn.Module:
     return nn.Unflatten(1, shape)
 
 
-def _silent(layer: nn.Module) -> nn.Module:
-    """A layer that says 0 until it learned something: an attacker who knows nothing guesses the mean."""
+def _zero(layer: nn.Module) -> nn.Module:
+    """Sets a layer to 0: an attacker that has learned nothing guesses the mean."""
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
     return layer

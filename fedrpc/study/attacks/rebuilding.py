@@ -1,7 +1,7 @@
 """The reconstruction attack on a run: both decoders on what was shared and on each control.
 
-Controls: raw inputs as items must come back, noise must give nothing away, and the same network before any training
-says what its architecture alone gives away.
+Controls: raw inputs as items must be rebuilt, noise must reveal nothing, and the same network before any training
+shows how much its architecture alone reveals.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedrpc.study.attacks import reconstruction
-from fedrpc.study.attacks.decoders import linear_decoder, residual_decoder
+from fedrpc.study.attacks.decoders import build_linear_decoder, build_residual_decoder
 from fedrpc.study.attacks.evidence import (
     NOISE,
     RAW,
@@ -23,28 +23,28 @@ from fedrpc.study.attacks.evidence import (
     UNTRAINED,
     Effort,
     Evidence,
+    Progress,
     Show,
-    Tell,
-    drawn_groups,
-    shown,
+    sample_groups,
+    show_groups,
 )
-from fedrpc.study.attacks.reconstruction import Judged, Pairs, Scale
+from fedrpc.study.attacks.reconstruction import Pairs, Reconstructions, Scale
 
-DECODERS = {"linear": linear_decoder, "non-linear": residual_decoder}
-NUM_STEPS = 4 * len(DECODERS)  # that are told of
+DECODERS = {"linear": build_linear_decoder, "non-linear": build_residual_decoder}
+NUM_STEPS = 4 * len(DECODERS)  # that progress is called for
 SHOWN = 9  # items in the picture
 SAME = "as shared: no network in it"
-_PROBED = 32  # inputs behind the question which channels are visible
+_PROBED = 32  # inputs that visible channels are detected with
 
-Case = tuple[Pairs, Pairs]  # what the attacker learns on, and what it meets
+Case = tuple[Pairs, Pairs]  # what the attacker trains on, and what it attacks
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one decoder made of one kind of items: means over what was judged.
+    """What one decoder made of one kind of items: means over what was evaluated.
 
     Args:
-        unexplained: The error as a share of that of the best guess without looking.
+        unexplained: The error as a share of that of the best blind guess.
         ssim: None for data that is neither image nor signal.
     """
 
@@ -58,19 +58,19 @@ class Row:
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What came of it.
+    """The results of the reconstruction attack.
 
     Args:
-        guess: What comes of guessing without looking at the item.
-        channels: Those of the inputs that reach the items; only they are judged.
-        shown: Some originals and what each decoder made of their items, in the data's own range.
+        guess: The error of the best blind guess.
+        channels: Those of the inputs that reach the items; only they are evaluated.
+        shown: Some originals and each decoder's reconstructions of them, in the data's own range.
         shown_mse: The error of each of these, by decoder.
     """
 
     rows: tuple[Row, ...]
     guess: Row
     channels: tuple[int, ...]
-    num_judged: int
+    num_evaluated: int
     data_range: float
     shown: Mapping[str, Tensor]
     shown_mse: Mapping[str, list[float]]
@@ -80,35 +80,38 @@ class Rebuilt:
         return min((row for row in self.rows if row.what == what), key=lambda row: row.mse)
 
 
-def rebuild(evidence: Evidence, effort: Effort, tell: Tell = lambda _: None) -> Rebuilt:
-    """Trains and judges them all."""
+def rebuild(evidence: Evidence, effort: Effort, progress: Progress = lambda _: None) -> Rebuilt:
+    """Trains and evaluates all decoders on all cases."""
     aux, size = evidence.auxiliary, evidence.group_size
-    channels = visible_channels(evidence.show, aux[:_PROBED], size)
+    channels = find_visible_channels(evidence.show, aux[:_PROBED], size)
 
     def own(inputs: Tensor) -> Tensor:
         values = evidence.own_values(inputs)
         return values[:, list(channels)] if inputs.dim() > 2 else values
 
     known, hidden = own(aux), own(evidence.originals)
-    groups = drawn_groups(len(aux), len(aux), size, effort.rng("groups"))
-    seen = Pairs(shown(evidence.show, aux, groups), known, groups)
+    groups = sample_groups(len(aux), len(aux), size, effort.rng("groups"))
+    seen = Pairs(show_groups(evidence.show, aux, groups), known, groups)
     met = Pairs(evidence.items, hidden, evidence.groups)
-    cases: dict[str, Callable[[], Case]] = {  # made one after the other, for each can be large
+    cases: dict[str, Callable[[], Case]] = {  # built one at a time, since each can be large
         SHARED: lambda: (seen, met),
-        RAW: lambda: (Pairs(aux, known, _alone(aux)), Pairs(evidence.originals, hidden, _alone(hidden))),
-        NOISE: lambda: (_noisy(seen, effort.rng("noise", "seen")), _noisy(met, effort.rng("noise", "met"))),
+        RAW: lambda: (Pairs(aux, known, _group_alone(aux)), Pairs(evidence.originals, hidden, _group_alone(hidden))),
+        NOISE: lambda: (
+            _make_noise(seen, effort.rng("noise", "seen")),
+            _make_noise(met, effort.rng("noise", "met")),
+        ),
         UNTRAINED: lambda: (
-            replace(seen, items=shown(evidence.untrained, aux, groups)),
-            replace(met, items=shown(evidence.untrained, evidence.originals, evidence.groups)),
+            replace(seen, items=show_groups(evidence.untrained, aux, groups)),
+            replace(met, items=show_groups(evidence.untrained, evidence.originals, evidence.groups)),
         ),
     }
     low, high = evidence.bounds or (float(known.min()), float(known.max()))
     scale = Scale(evidence.bounds, high - low if high > low else 1.0)
-    return _attacked(cases, scale, channels, effort, tell)
+    return _attack_cases(cases, scale, channels, effort, progress)
 
 
-def visible_channels(show: Show, inputs: Tensor, group_size: int) -> tuple[int, ...]:
-    """The channels that reach the items: values of another input in them change something. All, where none does."""
+def find_visible_channels(show: Show, inputs: Tensor, group_size: int) -> tuple[int, ...]:
+    """The channels that reach the items: exchanging their values changes an item. All channels, where none does."""
     if inputs.dim() < 3:
         return (0,)
 
@@ -126,55 +129,57 @@ def visible_channels(show: Show, inputs: Tensor, group_size: int) -> tuple[int, 
     return tuple(filter(reaches, every)) or every
 
 
-def _attacked(
-    cases: Mapping[str, Callable[[], Case]], scale: Scale, channels: tuple[int, ...], effort: Effort, tell: Tell
+def _attack_cases(
+    cases: Mapping[str, Callable[[], Case]], scale: Scale, channels: tuple[int, ...], effort: Effort, progress: Progress
 ) -> Rebuilt:
     rows: list[Row] = []
-    kept: dict[str, Judged] = {}
+    kept: dict[str, Reconstructions] = {}
     seen, met = cases[SHARED]()
     for what, make in cases.items():
         learned, hidden = make()
         if what == UNTRAINED and torch.equal(learned.items, seen.items):
-            rows += [_told_again(row, tell) for row in rows if row.what == SHARED]
+            rows += [_repeat_row(row, progress) for row in rows if row.what == SHARED]
             continue
-        reference = _guess(learned, hidden, scale).mse
+        reference = _evaluate_guess(learned, hidden, scale).mse
         for name, decoder in DECODERS.items():
-            tell(f"{name} decoder, {what}")
+            progress(f"{name} decoder, {what}")
             rng = effort.rng("decoder", name)
             attacker = reconstruction.train(decoder, learned, epochs=effort.epochs, rng=rng, device=effort.device)
-            judged = reconstruction.judge(attacker, hidden, scale)
-            rows.append(_row(what, name, judged, reference))
+            evaluated = reconstruction.evaluate_attacker(attacker, hidden, scale)
+            rows.append(_make_row(what, name, evaluated, reference))
             if what == SHARED:
-                kept[name] = judged
-    # Of an item with several inputs, the one that the better decoder came nearest to is shown.
-    better = min(kept.values(), key=lambda judged: float(judged.mse.mean()))
-    pictures = {"original": better.nearest[:SHOWN]} | {name: judged.rebuilt[:SHOWN] for name, judged in kept.items()}
-    errors = {name: judged.mse[:SHOWN].tolist() for name, judged in kept.items()}
-    guess = _guess(seen, met, scale)
+                kept[name] = evaluated
+    # For an item with several inputs, the one nearest to the better decoder's reconstruction is shown.
+    better = min(kept.values(), key=lambda each: float(each.mse.mean()))
+    pictures = {"original": better.nearest[:SHOWN]} | {
+        name: evaluated.rebuilt[:SHOWN] for name, evaluated in kept.items()
+    }
+    errors = {name: evaluated.mse[:SHOWN].tolist() for name, evaluated in kept.items()}
+    guess = _evaluate_guess(seen, met, scale)
     return Rebuilt(tuple(rows), guess, channels, len(met), scale.data_range, pictures, errors)
 
 
-def _told_again(row: Row, tell: Tell) -> Row:
-    tell(f"{row.decoder} decoder, {UNTRAINED}")
+def _repeat_row(row: Row, progress: Progress) -> Row:
+    progress(f"{row.decoder} decoder, {UNTRAINED}")
     return replace(row, what=UNTRAINED, note=SAME)
 
 
-def _guess(learned: Pairs, hidden: Pairs, scale: Scale) -> Row:
-    guess = reconstruction.best_guess(learned)
-    judged = reconstruction.judge_inputs(guess.expand(len(hidden), *guess.shape), hidden, scale)
-    return _row("blind guess", "none", judged, float(judged.mse.mean()))
+def _evaluate_guess(learned: Pairs, hidden: Pairs, scale: Scale) -> Row:
+    guess = reconstruction.find_best_guess(learned)
+    evaluated = reconstruction.evaluate_inputs(guess.expand(len(hidden), *guess.shape), hidden, scale)
+    return _make_row("blind guess", "none", evaluated, float(evaluated.mse.mean()))
 
 
-def _row(what: str, decoder: str, judged: Judged, reference: float) -> Row:
-    mse = float(judged.mse.mean())
-    alike = None if judged.ssim is None else float(judged.ssim.mean())
+def _make_row(what: str, decoder: str, evaluated: Reconstructions, reference: float) -> Row:
+    mse = float(evaluated.mse.mean())
+    alike = None if evaluated.ssim is None else float(evaluated.ssim.mean())
     return Row(what, decoder, mse, mse / reference if reference else math.nan, alike)
 
 
-def _alone(inputs: Tensor) -> Tensor:
+def _group_alone(inputs: Tensor) -> Tensor:
     return torch.arange(len(inputs)).unsqueeze(1)
 
 
-def _noisy(pairs: Pairs, rng: np.random.Generator) -> Pairs:
+def _make_noise(pairs: Pairs, rng: np.random.Generator) -> Pairs:
     noise = rng.standard_normal(tuple(pairs.items.shape), dtype=np.float32)
     return replace(pairs, items=torch.from_numpy(noise))

@@ -1,4 +1,4 @@
-"""Finds the originals of shared items by making every item again and comparing bits: a row is known or it is not."""
+"""Finds the originals of shared items by computing every item again and comparing bits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Candidate:
-    """An item made again, of one client.
+    """An item of one client, computed again.
 
     Args:
         item: A digest of the item as it would have travelled.
@@ -29,7 +29,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Trace:
-    """Which shared rows are known.
+    """Which shared rows are traced to their originals.
 
     Args:
         rows: The rows whose originals were found.
@@ -50,7 +50,7 @@ def digest(values: Tensor) -> bytes:
 
 
 def trace(items: Tensor, labels: Tensor | None, candidates: Iterable[Candidate]) -> Trace:
-    """Holds every shared row against every candidate: bits and, where there are any, classes must be equal.
+    """Compares every shared row with every candidate: bits and, if they travelled, classes must be equal.
 
     Args:
         items: Shared rows, as they travelled.

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +9,9 @@ from rich.console import Console, RenderableType
 
 from fedrpc import config, models
 from fedrpc.cli import listing
-from fedrpc.data import datasets
 from fedrpc.data.layout import Raw, write
-from fedrpc.data.origins import DATASETS, Origin
+from fedrpc.data.origins import DATASETS
 from fedrpc.data.partition import PARTITIONERS
-from fedrpc.errors import UnknownName
 from fedrpc.methods import METHODS
 from fedrpc.methods.method import Method, refused
 
@@ -38,7 +35,7 @@ def text_of(made: RenderableType, width: int = 160) -> str:
         ("datasets", [*DATASETS, "fmnist-mini"]),
         ("models", models.MODELS),
         ("partitions", PARTITIONERS),
-        ("recipes", config.recipes()),
+        ("recipes", config.list_recipes()),
         ("settings", ["train.lr", "privacy.dp_sgd.noise_multiplier", "limits.quorum", "channels"]),
         ("params", [name for name in METHODS if METHODS[name].Params.model_fields]),
     ],
@@ -50,49 +47,55 @@ def test_every_name_starts_a_line(what: str, names: object, width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
 
 
-def test_a_method_is_told_by_its_paper_and_what_it_shares() -> None:
-    assert listing.method_about("fedavg", METHODS["fedavg"]).startswith("FedAvg (McMahan et al., 2017)")
+def test_a_method_is_described_by_its_paper_and_what_it_shares() -> None:
+    assert listing.describe_method("fedavg", METHODS["fedavg"]).startswith("FedAvg (McMahan et al., 2017)")
 
-    class Loud(Method[object]):
-        """Tells all."""
+    class Open(Method[object]):
+        """Shares everything."""
 
         shares = "activations"
         dp_sgd = refused("it has a loop of its own")
 
-    assert listing.method_about("loud", Loud) == "Tells all."
-    assert listing._leaves(Loud) == "weights and scalars, activations; DP-SGD refused: it has a loop of its own"
+    assert listing.describe_method("open", Open) == "Shares everything."
+    assert (
+        listing._describe_sharing(Open) == "weights and scalars, activations; DP-SGD refused: it has a loop of its own"
+    )
 
 
 @pytest.mark.parametrize("name", list(models.MODELS))
 def test_parameters_are_those_of_a_built_model(name: str) -> None:
-    shape = listing.reference_shape(name)
+    shape = listing.find_reference_shape(name)
     assert shape is not None
     built = models.build(name, shape, listing.CLASSES)
-    assert listing.num_parameters(name, shape) == sum(parameter.numel() for parameter in built.parameters())
+    assert listing.count_parameters(name, shape) == sum(parameter.numel() for parameter in built.parameters())
 
 
 def test_models_are_counted_for_their_own_data() -> None:
-    assert listing.reference_shape("zda-mnist") == (1, 28, 28)
-    assert listing.reference_shape("harnet") == (6, 128)
-    assert listing.reference_shape("resnet18") == (3, 32, 32)
-    row = next(line for line in text_of(listing.model_listing()).splitlines() if line.startswith("zda-mnist"))
+    assert listing.find_reference_shape("zda-mnist") == (1, 28, 28)
+    assert listing.find_reference_shape("harnet") == (6, 128)
+    assert listing.find_reference_shape("resnet18") == (3, 32, 32)
+    row = next(line for line in text_of(listing.list_models()).splitlines() if line.startswith("zda-mnist"))
     assert "29,034" in row
     assert "1x28x28" in row
     assert "mnist, fmnist" in row
 
 
-def test_a_partitions_syntax_is_read_off_its_signature() -> None:
-    written = {name: listing.syntax(name, PARTITIONERS[name]) for name in PARTITIONERS}
+def test_a_partitions_syntax_follows_its_signature() -> None:
+    written = {name: listing.write_syntax(name, PARTITIONERS[name]) for name in PARTITIONERS}
     assert written["shards"] == "shards:z [,strict]"
     assert written["iid"] == "iid [:stratified]"
     assert written["natural"] == "natural"
     assert written["dirichlet"].startswith("dirichlet:alpha [,balance=false] [,equal_size] [,min_size=N]")
-    assert "[:stratified]" in text_of(listing.partitions())
+    assert "[:stratified]" in text_of(listing.list_partitions())
 
 
 def test_a_recipes_comment_is_joined() -> None:
-    assert listing.recipe_about('# One\n# two.\n\n# not this\nmethod = "x"\n') == "One two."
-    assert listing.recipe_about('method = "x"\n') == ""
+    assert listing.read_leading_comment('# One\n# two.\n\n# not this\nmethod = "x"\n') == "One two."
+    assert listing.read_leading_comment('method = "x"\n') == ""
+
+
+def installed(folder: Path, *, verify: bool = False) -> str:
+    return text_of(listing.list_installed_data(folder, verify=verify), 500)
 
 
 def own_set(root: Path, name: str = "mine") -> Path:
@@ -104,9 +107,9 @@ def own_set(root: Path, name: str = "mine") -> Path:
     return folder
 
 
-def test_data_that_is_here_and_data_that_is_not(tmp_path: Path) -> None:
+def test_installed_and_missing_data_sets_are_listed(tmp_path: Path) -> None:
     folder = own_set(tmp_path)
-    rows = {line.split(" ")[0]: line for line in text_of(listing.data_table(tmp_path, verify=False), 250).splitlines()}
+    rows = {line.split(" ")[0]: line for line in installed(tmp_path).splitlines()}
     assert str(folder) in rows["mine"]
     assert "my own" in rows["mine"]
     assert "comes with fedrpc" in rows["fmnist-mini"]
@@ -116,58 +119,24 @@ def test_data_that_is_here_and_data_that_is_not(tmp_path: Path) -> None:
 
 def test_verifying_reads_every_byte(tmp_path: Path) -> None:
     folder = own_set(tmp_path)
-    assert "OK " in text_of(listing.data_table(tmp_path, verify=True), 250)
+    assert "OK " in installed(tmp_path, verify=True)
     path = folder / "x_test.npy"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    row = next(x for x in text_of(listing.data_table(tmp_path, verify=True), 500).splitlines() if x.startswith("mine"))
+    row = next(x for x in installed(tmp_path, verify=True).splitlines() if x.startswith("mine"))
     assert "WRONG: " in row
     assert "checksum" in row
 
 
-def test_a_folder_that_does_not_exist_is_told(tmp_path: Path) -> None:
-    assert "which does not exist" in text_of(listing.data_table(tmp_path / "nope", verify=False), 250)
+def test_a_missing_folder_is_mentioned(tmp_path: Path) -> None:
+    assert "which does not exist" in installed(tmp_path / "nope")
 
 
-def test_a_set_of_ones_own_is_listed_with_its_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_own_data_set_is_listed_with_its_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_set(tmp_path)
     monkeypatch.setenv("FEDRPC_DATA", str(tmp_path))
-    row = next(x for x in text_of(listing.dataset_listing()).splitlines() if x.startswith("mine"))
+    row = next(x for x in text_of(listing.list_datasets()).splitlines() if x.startswith("mine"))
     assert row.split() == ["mine", "yes", "2", "1x2x2", "4", "4", "made", "here"]
     (tmp_path / "mine" / "y_train.npy").unlink()
-    assert "WRONG: " in text_of(listing.dataset_listing())
-
-
-def prepared(name: str, folder: Path) -> str:
-    out = io.StringIO()
-    listing.prepare_with_progress(name, folder, None, Console(file=out, width=80))
-    return out.getvalue()
-
-
-def test_preparing_shows_its_steps_and_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = np.zeros((4, 1, 2, 2), np.uint8), np.array([0, 1, 0, 1])
-
-    def make(source: Path | None, cache: Path, progress: object) -> Raw:
-        progress("listen", 3, 3)  # type: ignore[operator]
-        return Raw({"x_train": x, "y_train": y, "x_test": x, "y_test": y}, ("no", "yes"), 255.0)
-
-    monkeypatch.setitem(DATASETS._items, "birds", Origin("CC0", "birds", "patience", 100, make))
-    text = prepared("birds", tmp_path)
-    assert "birds: listen" in text
-    assert f"birds is in {tmp_path / 'birds'}" in text
-    assert f"set FEDRPC_DATA={tmp_path}." in text
-    assert datasets.load("birds", tmp_path).num_classes == 2
-    shutil.rmtree(tmp_path / "birds")
-    monkeypatch.setenv("FEDRPC_DATA", str(tmp_path))
-    assert "names that folder already" in prepared("birds", tmp_path)
-
-
-def test_what_comes_with_the_package_needs_nothing(tmp_path: Path) -> None:
-    assert prepared("fmnist-mini", tmp_path).startswith("fmnist-mini comes with fedrpc")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unknown_set_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'cifar100'"):
-        prepared("cifar-100", tmp_path)
+    assert "WRONG: " in text_of(listing.list_datasets())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedrpc.cli.main import render as command
+from fedrpc.cli.deploy import render as command
 from fedrpc.config import build
 from fedrpc.deploy import shape
 from fedrpc.deploy.render import configuration, manifests, render
@@ -36,7 +36,7 @@ def test_the_text_is_the_objects_in_yaml_without_anchors() -> None:
     assert not re.search(r"(: |- )[&*]id", text)
 
 
-def test_the_configuration_is_carried_whole_and_makes_the_same_run() -> None:
+def test_the_configuration_is_complete_and_gives_the_same_run() -> None:
     values = {"method": "fedprox", "clients": 40, "params": {"mu": 0.5}, "train": {"lr": 0.3}}
     deployed = deployment(values)
     carried = build(tomllib.loads(found(deployed, "ConfigMap")["data"]["run.toml"]))
@@ -51,7 +51,7 @@ def test_a_cluster_is_given_more_time_unless_the_user_says_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("clients", "a_pod", "quorum", "pods", "needed"),
+    ("clients", "clients_per_pod", "quorum", "pods", "needed"),
     [
         (10, 1, 0.5, 10, 5),
         (500, 20, 0.5, 25, 13),
@@ -60,8 +60,10 @@ def test_a_cluster_is_given_more_time_unless_the_user_says_otherwise() -> None:
         (100_000, 50, 0.5, 2000, 1000),
     ],
 )
-def test_pods_and_what_a_quorum_needs_of_them(clients: int, a_pod: int, quorum: float, pods: int, needed: int) -> None:
-    deployed = deployment({"clients": clients, "limits": {"quorum": quorum}}, clients_per_pod=a_pod)
+def test_the_number_of_pods_and_of_those_a_quorum_needs(
+    clients: int, clients_per_pod: int, quorum: float, pods: int, needed: int
+) -> None:
+    deployed = deployment({"clients": clients, "limits": {"quorum": quorum}}, clients_per_pod=clients_per_pod)
     job = found(deployed, "Job")["spec"]
     assert (job["completions"], job["parallelism"]) == (pods, pods)
     assert job["maxFailedIndexes"] == pods - needed
@@ -69,7 +71,7 @@ def test_pods_and_what_a_quorum_needs_of_them(clients: int, a_pod: int, quorum: 
     assert (budget["metadata"]["name"], budget["spec"]["minAvailable"]) == ("fedrpc-client", needed)
 
 
-def test_several_clients_a_pod_are_told_how_many_there_are() -> None:
+def test_several_clients_in_a_pod_get_the_number_of_all_clients() -> None:
     alone = container(found(deployment({"clients": 50}), "Job"))
     assert not [word for word in alone["args"] if word.startswith("--clients")]
     shared = container(found(deployment({"clients": 50}, clients_per_pod=20), "Job"))
@@ -77,7 +79,7 @@ def test_several_clients_a_pod_are_told_how_many_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "a_pod", "cpu", "memory"),
+    ("values", "clients_per_pod", "cpu", "memory"),
     [
         ({}, 1, "1000m", shape.POD_MIB),
         ({"fraction": 0.1}, 1, "100m", shape.POD_MIB),
@@ -91,13 +93,15 @@ def test_several_clients_a_pod_are_told_how_many_there_are() -> None:
         ),
     ],
 )
-def test_requests_follow_from_the_clients_of_a_pod(values: dict[str, Any], a_pod: int, cpu: str, memory: int) -> None:
-    resources = container(found(deployment(values, clients_per_pod=a_pod), "Job"))["resources"]
+def test_requests_follow_from_the_clients_of_a_pod(
+    values: dict[str, Any], clients_per_pod: int, cpu: str, memory: int
+) -> None:
+    resources = container(found(deployment(values, clients_per_pod=clients_per_pod), "Job"))["resources"]
     assert resources["requests"] == {"cpu": cpu, "memory": f"{memory}Mi"}
     assert resources["limits"] == {"memory": f"{memory}Mi"}
 
 
-def test_sizes_can_be_said() -> None:
+def test_sizes_can_be_set() -> None:
     deployed = deployment(server_memory="8Gi", server_cpu="4", client_memory="1Gi", client_cpu="500m", storage="1Ti")
     assert container(found(deployed, "StatefulSet"))["resources"]["requests"] == {"cpu": "4", "memory": "8Gi"}
     assert container(found(deployed, "Job"))["resources"]["requests"] == {"cpu": "500m", "memory": "1Gi"}
@@ -133,14 +137,14 @@ def test_names_and_namespace() -> None:
     assert "kubectl -n lab wait" in render(deployment(namespace="lab"))
 
 
-def test_another_configuration_is_another_run_directory_and_another_pod() -> None:
+def test_another_configuration_has_another_run_directory_and_pod() -> None:
     one, two = (found(deployment({"seed": seed}), "StatefulSet")["spec"]["template"] for seed in (1, 2))
     assert one["metadata"]["annotations"] != two["metadata"]["annotations"]
     assert one["spec"]["containers"][0]["args"] != two["spec"]["containers"][0]["args"]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"name": "Fedrpc"}, "--name takes .* got 'Fedrpc'"),
         ({"name": "x" * 41}, "--name takes at most 40"),
@@ -149,12 +153,12 @@ def test_another_configuration_is_another_run_directory_and_another_pod() -> Non
         ({"config": configuration({"dataset": "cifar10"})}, "the image has no 'cifar10'.*--data-pvc"),
     ],
 )
-def test_what_is_wrong_is_said(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_mistakes_are_reported(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Deployment(**({"config": configuration({}), "image": "fedrpc:1"} | options))
 
 
-def test_the_command_says_the_sizes_that_it_takes_when_none_are_given() -> None:
-    told = {name: str(kind) for name, kind in command.__annotations__.items()}
-    assert f"{shape.SERVER_MEMORY} when not given" in told["server_memory"]
-    assert f"{shape.SERVER_CPU} when not given" in told["server_cpu"]
+def test_the_help_has_the_default_sizes() -> None:
+    options_help = {name: str(kind) for name, kind in command.__annotations__.items()}
+    assert f"{shape.SERVER_MEMORY} when not given" in options_help["server_memory"]
+    assert f"{shape.SERVER_CPU} when not given" in options_help["server_cpu"]

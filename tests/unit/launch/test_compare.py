@@ -8,24 +8,24 @@ import pytest
 
 from fedrpc.config import RunConfig, to_toml
 from fedrpc.errors import ConfigError, UnknownName
-from fedrpc.launch.compare import Request, SomeFailed, default_out, finished, last_words, planned
+from fedrpc.launch.compare import Request, SomeFailed, default_out, find_last_error, is_finished, plan_runs
 from fedrpc.launch.launcher import LocalRun
 from fedrpc.report.comparison import Failure
 
 
 def plan(methods: str, *items: str, layers: tuple[dict[str, Any], ...] = (), **options: Any) -> dict[str, RunConfig]:
     baseline = options.pop("baseline", True)
-    configs = planned(Request(methods, baseline, layers, options, items))
+    configs = plan_runs(Request(methods, baseline, layers, options, items))
     return {config.method: config for config in configs}
 
 
-def test_fedavg_comes_first_unless_it_is_not_wanted() -> None:
+def test_fedavg_comes_first_unless_there_is_no_baseline() -> None:
     assert list(plan("fedprox,fedlc")) == ["fedavg", "fedprox", "fedlc"]
     assert list(plan("fedprox, fedavg")) == ["fedavg", "fedprox"]
     assert list(plan("fedprox,fedlc,fedprox", baseline=False)) == ["fedprox", "fedlc"]
 
 
-def test_all_are_alike_but_for_method_and_params() -> None:
+def test_configurations_differ_only_in_method_and_params() -> None:
     layers = ({"clients": 7, "train": {"lr": 0.5, "epochs": 3}}, {"rounds": 9})
     configs = plan("fedprox,fedlc", "train.lr=0.1", layers=layers, seed=4, dataset=None)
     same = {json.dumps(config.model_dump(exclude={"method", "params"})) for config in configs.values()}
@@ -35,7 +35,7 @@ def test_all_are_alike_but_for_method_and_params() -> None:
     assert (configs["fedlc"].train.lr, configs["fedlc"].train.epochs) == (0.1, 3)
 
 
-def test_a_parameter_goes_to_those_that_have_it_or_to_the_one_that_is_named() -> None:
+def test_a_parameter_goes_to_every_method_that_has_it_or_to_a_named_one() -> None:
     configs = plan("fedprox,fedlc,fedntd", "params.tau=0.5", "fedntd.params.tau=2.0", "fedprox.params.mu=1")
     assert configs["fedavg"].params == {}
     assert configs["fedprox"].params["mu"] == 1
@@ -43,7 +43,7 @@ def test_a_parameter_goes_to_those_that_have_it_or_to_the_one_that_is_named() ->
     assert configs["fedntd"].params["tau"] == 2.0
 
 
-def test_a_files_params_are_of_the_method_that_it_names() -> None:
+def test_params_in_a_file_belong_to_the_method_that_it_names() -> None:
     file = {"method": "fedlc", "params": {"tau": 0.25}, "fedprox": {"params": {"mu": 0.5}}}
     configs = plan("fedprox,fedlc,fedntd", layers=(file,))
     default = plan("fedntd")["fedntd"].params
@@ -53,7 +53,7 @@ def test_a_files_params_are_of_the_method_that_it_names() -> None:
     assert plan("fedprox", layers=(file,))["fedprox"].params["mu"] == 0.5
 
 
-def test_what_is_asked_wins_over_files() -> None:
+def test_options_win_over_files() -> None:
     file = {"params": {"mu": 0.5}, "fedlc": {"params": {"tau": 0.5}}}
     configs = plan("fedprox,fedlc", "fedprox.params.mu=0.125", "params.tau=0.75", layers=(file,))
     assert (configs["fedprox"].params["mu"], configs["fedlc"].params["tau"]) == (0.125, 0.75)
@@ -69,7 +69,7 @@ def test_what_is_asked_wins_over_files() -> None:
         ("fedprox", ["fedprox.params.mu=-1"], ["fedprox: params.mu", "-1"]),
         ("fedprox", ["fedlc.params.tau=1"], ["unknown method of this comparison 'fedlc'"]),
         ("fedprox", ["fedprx.params.mu=1"], ["Did you mean 'fedprox'?"]),
-        ("fedprox", ["fedprox.train.lr=1"], ["fedprox.train", "only a method's own parameters"]),
+        ("fedprox", ["fedprox.train.lr=1"], ["fedprox.train", "only methods' own parameters"]),
         ("fedprox", ["fedprox.params=1"], ["fedprox.params.NAME=VALUE", "got 1"]),
         ("fedprox", ["params=1"], ["params.NAME=VALUE"]),
         ("fedprox", ["method=fedlc"], ["--methods fedprox"]),
@@ -77,7 +77,7 @@ def test_what_is_asked_wins_over_files() -> None:
         ("fedprox", ["clientz=3"], ["unknown option 'clientz'"]),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_starts(methods: str, items: list[str], words: list[str]) -> None:
+def test_mistakes_are_reported_before_anything_starts(methods: str, items: list[str], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(methods, *items)
     assert "\n" not in str(caught.value)
@@ -90,7 +90,7 @@ def test_a_wrong_option_for_all_is_not_blamed_on_a_method() -> None:
         plan("fedprox", clients=0)
 
 
-def test_another_method_joins_those_that_are_there() -> None:
+def test_the_default_folder_does_not_depend_on_the_methods() -> None:
     assert default_out(list(plan("fedprox").values())) == default_out(list(plan("fedlc,fedprox").values()))
     assert default_out(list(plan("fedprox").values())) != default_out(list(plan("fedprox", seed=1).values()))
 
@@ -99,28 +99,28 @@ def local_run(folder: Path, **changes: Any) -> LocalRun:
     return LocalRun(RunConfig(**{"rounds": 3, **changes}), folder, None, "warning")
 
 
-def test_a_run_is_finished_when_it_is_this_one_and_has_its_rounds(tmp_path: Path) -> None:
-    assert not finished(local_run(tmp_path))
+def test_a_run_is_finished_when_it_has_all_rounds_of_this_configuration(tmp_path: Path) -> None:
+    assert not is_finished(local_run(tmp_path))
     (tmp_path / "config.toml").write_text(to_toml(RunConfig(rounds=3, model="zda-mnist", parallel=2)))
-    assert not finished(local_run(tmp_path))
+    assert not is_finished(local_run(tmp_path))
     (tmp_path / "summary.json").write_text('{"num_rounds": 3}')
-    assert finished(local_run(tmp_path)), "auto stood for zda-mnist"
-    assert not finished(local_run(tmp_path, rounds=4))
-    assert not finished(local_run(tmp_path, seed=1))
-    assert not finished(local_run(tmp_path, model="dpms-cnn"))
+    assert is_finished(local_run(tmp_path)), "auto stood for zda-mnist"
+    assert not is_finished(local_run(tmp_path, rounds=4))
+    assert not is_finished(local_run(tmp_path, seed=1))
+    assert not is_finished(local_run(tmp_path, model="dpms-cnn"))
     (tmp_path / "summary.json").write_text("{")
-    assert not finished(local_run(tmp_path))
+    assert not is_finished(local_run(tmp_path))
 
 
-def test_the_last_error_of_a_log_is_the_reason(tmp_path: Path) -> None:
+def test_the_reason_is_the_last_error_of_the_log(tmp_path: Path) -> None:
     log = tmp_path / "fedprox.log"
-    log.write_text("error: of an earlier life\n")
+    log.write_text("error: before this run\n")
     start = log.stat().st_size
-    assert last_words(log, start) == ""
+    assert find_last_error(log, start) == ""
     log.write_text(log.read_text() + '{"event": "x"}\nerror: no room\n{"event": "y"}\n\n')
-    assert last_words(log, start) == "no room"
+    assert find_last_error(log, start) == "no room"
     log.write_text("Traceback\n  File x\nValueError: odd\n")
-    assert last_words(log, 0) == "ValueError: odd"
+    assert find_last_error(log, 0) == "ValueError: odd"
 
 
 def test_the_first_failure_gives_the_exit_code() -> None:

@@ -199,5 +199,5 @@ def test_raw_data_leaves_without_a_guarantee(tmp_path: Path) -> None:
     released = {row["kind"]: row["covers"] for row in rows}
     assert set(released) == {"samples", "weights", "scalars"}
     assert released["samples"].startswith("no guarantee")
-    assert FedData.shares == "raw data"
+    assert FedData.shares_raw_data
     assert not FedData.dp_sgd.is_allowed

@@ -261,6 +261,13 @@ def test_an_outside_method_that_sends_samples_is_marked_too(tmp_path: Path, make
     assert RAW in printed(figures_of(tmp_path, "elsewhere"))
 
 
+def test_a_run_with_an_oracle_that_saw_raw_data_is_marked_too(tmp_path: Path, make: Make) -> None:
+    records = make("mpgan") / "records.jsonl"
+    assert not by_method(figures_of(tmp_path, "mpgan"))["mpgan"]["raw_data"]
+    records.write_text(records.read_text() + '{"event": "setup", "round": -1, "oracle": "sees all raw data"}\n')
+    assert by_method(figures_of(tmp_path, "mpgan"))["mpgan"]["raw_data"]
+
+
 # The page
 
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedrpc.cli.main import app
+from fedrpc.cli import app
 from fedrpc.errors import ConfigError
 from fedrpc.report.page import show_runs, tiles, write_page
 from fedrpc.report.table import size

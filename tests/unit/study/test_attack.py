@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from pathlib import Path
@@ -11,15 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from fedrpc.data.layout import Raw, write
 from fedrpc.errors import ConfigError, DataError
-from fedrpc.launch.progress import Steps
 from fedrpc.methods import METHODS
 from fedrpc.methods.tools import SharedItems
 from fedrpc.seeds import derive
-from fedrpc.study.attack import PastRun, Request, attack_local, auxiliary, evidence_of, trace_of
+from fedrpc.study.attack import PastRun, Request, attack_run, gather_evidence, sample_auxiliary, trace_items
 from fedrpc.study.attacks import context, tracing
 from tests.finished import contents, finished_run
 
@@ -69,9 +66,9 @@ def opened(folder: Path, **values: Any) -> PastRun:
 
 
 def traced(past: PastRun) -> tuple[SharedItems, tracing.Trace, list[tracing.Candidate]]:
-    items, view = past.shared(), past.view(past.weights)
-    candidates = list(past.candidates(view))
-    return items, trace_of(items, candidates), candidates
+    items, view = past.find_shared(), past.make_view(past.weights)
+    candidates = list(past.recreate_candidates(view))
+    return items, trace_items(items, candidates), candidates
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -82,7 +79,7 @@ def test_every_shared_item_finds_its_originals(runs, name: str) -> None:
     items, found, candidates = traced(past)
     assert found.rows == tuple(range(len(items.items)))
     assert (found.unknown, found.ambiguous) == (0, 0)
-    # Everybody's items are there: as many as clients gave.
+    # The items of all clients are there.
     given = {position for origin in found.origins for position in origin}
     assert given <= {position for candidate in candidates for position in candidate.origin}
     own = {int(place) for client in range(4) for place in past.problem.local_indices(client)[0]}
@@ -94,7 +91,7 @@ def test_every_shared_item_finds_its_originals(runs, name: str) -> None:
     assert played.sha256 == past.run.summary["model_sha256"]
 
 
-def test_what_flea_shared_is_the_last_buffer_of_the_last_cohort(runs) -> None:
+def test_flea_shared_the_last_buffer_of_the_last_cohort(runs) -> None:
     folder, played = runs("flea")
     past = opened(folder)
     items, found, _ = traced(past)
@@ -104,7 +101,7 @@ def test_what_flea_shared_is_the_last_buffer_of_the_last_cohort(runs) -> None:
     assert seen <= set(played.cohorts[-1])
 
 
-def test_feddata_s_pool_is_whole_although_every_client_leaves_its_own_out(runs) -> None:
+def test_feddatas_pool_is_complete_although_no_client_keeps_its_own_items(runs) -> None:
     past = opened(runs("feddata")[0])
     items, found, candidates = traced(past)
     assert sorted(found.origins) == sorted(candidate.origin for candidate in candidates)
@@ -112,46 +109,46 @@ def test_feddata_s_pool_is_whole_although_every_client_leaves_its_own_out(runs) 
 
 
 @pytest.mark.parametrize("name", ["flea", "fedmix"])
-def test_the_attacker_never_has_what_it_looks_for(runs, name: str) -> None:
+def test_the_attacker_never_has_an_original(runs, name: str) -> None:
     past = opened(runs(name)[0])
     items, found, candidates = traced(past)
     request = Request(runs(name)[0], aux=200, samples=3)
-    evidence, aux = evidence_of(past, request, items, past.view(past.weights), found, candidates)
+    evidence, aux = gather_evidence(past, request, items, past.make_view(past.weights), found, candidates)
     assert len(evidence.items) == 3
     assert len(evidence.auxiliary) == 200 == aux.num_train
     hidden = {tracing.digest(one) for one in evidence.originals}
     assert not hidden & {tracing.digest(one) for one in evidence.auxiliary}
-    again = past.view(past.weights).show(evidence.originals[evidence.groups])
+    again = past.make_view(past.weights).show(evidence.originals[evidence.groups])
     assert torch.allclose(again.float(), evidence.items.float(), atol=1e-5)
 
 
 def test_auxiliary_data_comes_from_the_test_set_when_training_examples_are_too_few(runs) -> None:
     past = opened(runs("flea")[0])
     size = len(past.problem.dataset.train)
-    hidden = past.inputs([size - 1], "train")
-    aux = auxiliary(past, set(range(size - 11)), hidden, 50, derive(0, "test"))
+    hidden = past.read_inputs([size - 1], "train")
+    aux = sample_auxiliary(past, set(range(size - 11)), hidden, 50, derive(0, "test"))
     assert (aux.num_train, aux.num_test) == (10, 40)  # of eleven that nobody shared, one is the hidden one itself
 
 
-def test_nothing_but_weights_is_nothing_to_attack(tmp_path: Path) -> None:
+def test_a_run_that_shared_only_weights_is_refused(tmp_path: Path) -> None:
     finished_run(tmp_path, "fedavg")
-    with pytest.raises(ConfigError, match=r"nothing to attack here: fedavg shares nothing but model weights; .* flea"):
-        opened(tmp_path).shared()
+    with pytest.raises(ConfigError, match=r"nothing to attack: fedavg shares nothing but model weights; .* flea"):
+        opened(tmp_path).find_shared()
 
 
-def test_what_is_no_item_is_said_to_be_none(tmp_path: Path) -> None:
+def test_statistics_are_no_items_to_attack(tmp_path: Path) -> None:
     finished_run(tmp_path, "fedgen", params={"steps": 1})
     with pytest.raises(ConfigError, match="fedgen shares label counts, no items of single clients' data"):
-        opened(tmp_path).shared()
+        opened(tmp_path).find_shared()
 
 
-def test_a_run_that_shared_nothing_is_said_to_have_shared_nothing(tmp_path: Path) -> None:
+def test_a_run_that_shared_no_items_is_refused(tmp_path: Path) -> None:
     finished_run(tmp_path, "flea", params={"alpha": 0.0})
     with pytest.raises(ConfigError, match=r"no shared items \(activations with labels\) are in the last state"):
-        opened(tmp_path).shared()
+        opened(tmp_path).find_shared()
 
 
-def test_lost_stores_are_named(runs, flea: Path, tmp_path: Path) -> None:
+def test_missing_stores_are_named(runs, flea: Path, tmp_path: Path) -> None:
     shutil.move(flea / "clients", tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=r"none of \d+ shared items could be traced .* --state-dir"):
         traced(opened(flea))
@@ -159,8 +156,8 @@ def test_lost_stores_are_named(runs, flea: Path, tmp_path: Path) -> None:
     _, found, _ = traced(opened(flea, state_dir=tmp_path / "elsewhere"))
     assert found.rows
     pool = Path(shutil.copytree(runs("fedmix")[0], tmp_path / "pool", ignore=shutil.ignore_patterns("clients")))
-    with pytest.raises(ConfigError, match=r"nothing to attack here.* clients' stores under .*pool/clients"):
-        opened(pool).shared()
+    with pytest.raises(ConfigError, match=r"nothing to attack.* clients' stores under .*pool/clients"):
+        opened(pool).find_shared()
 
 
 def test_an_unfinished_run_is_refused(flea: Path, tmp_path: Path) -> None:
@@ -174,12 +171,12 @@ def test_an_unfinished_run_is_refused(flea: Path, tmp_path: Path) -> None:
 def test_a_missing_model_or_checkpoint_is_named(flea: Path) -> None:
     shutil.rmtree(flea / "checkpoints")
     with pytest.raises(ConfigError, match="has no checkpoint"):
-        opened(flea).shared()
+        opened(flea).find_shared()
     (flea / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(ConfigError, match=r"model\.safetensors can not be read"):
+    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read"):
         _ = opened(flea).weights
     (flea / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"model\.safetensors can not be read"):
+    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read"):
         _ = opened(flea).weights
 
 
@@ -208,7 +205,7 @@ def test_other_data_under_the_same_name_is_refused(flea: Path, tmp_path: Path) -
     }
     raw = Raw(arrays, tuple(map(str, range(10))), 255.0)
     write(tmp_path / "data" / "fmnist-mini", "fmnist-mini", raw, licence="none", source="test")
-    with pytest.raises(ConfigError, match=r"split otherwise .* give the run's --data-dir"):
+    with pytest.raises(ConfigError, match=r"is not that of the run .* give the run's --data-dir"):
         opened(flea, data_dir=tmp_path / "data")
 
 
@@ -216,55 +213,40 @@ def test_too_little_auxiliary_data_is_refused(runs) -> None:
     past = opened(runs("fedmix")[0])
     items, found, candidates = traced(past)
     with pytest.raises(ConfigError, match=r"expected 60 examples or more, got 20; raise --aux"):
-        evidence_of(past, Request(runs("fedmix")[0], aux=20), items, past.view(past.weights), found, candidates)
+        gather_evidence(
+            past, Request(runs("fedmix")[0], aux=20), items, past.make_view(past.weights), found, candidates
+        )
 
 
-def test_methods_that_tell_what_they_shared_also_tell_how() -> None:
+def test_methods_with_shared_items_also_have_a_view_of_them() -> None:
     for name in METHODS:
-        assert METHODS[name].overrides("shared") == METHODS[name].overrides("view"), name
+        assert hasattr(METHODS[name], "shared") == hasattr(METHODS[name], "view"), name
 
 
 @pytest.mark.parametrize("name", ["flea-float16", "naivemix"])
 def test_a_whole_attack(runs, tmp_path: Path, name: str) -> None:
-    folder = Path(shutil.copytree(runs(name)[0], tmp_path / "run"))
+    folder = runs(name)[0]
     before = contents(folder)
-    request = Request(folder, aux=60, samples=4, epochs=1, device="cpu")
-    screen = io.StringIO()
-    attack_local(request, Console(file=screen, width=80))
-    new = set(contents(folder)) - set(before)
-    assert new == {"attack.json", "attack.png", "attack.html"}
-    assert {path: sha for path, sha in contents(folder).items() if path in before} == before
-    document = json.loads((folder / "attack.json").read_text())
-    assert document["run"]["method"] == name.partition("-")[0]
-    assert document["shared"]["traced"] == document["shared"]["items"]
-    assert document["reconstruction"]["judged"] == 4
-    assert document["shared"]["labels"] == ("class labels" if name == "flea-float16" else "label distributions")
-    assert document["auxiliary"] == {"train": 60, "test": 0}
-    shown = " ".join(screen.getvalue().split())
-    assert " ".join(document["verdict"].split()) in shown
-    assert f"{document['reconstruction']['guess']['mse']:.3g}" in shown
+    steps: list[tuple[str, int, int]] = []
+    found = attack_run(Request(folder, aux=60, samples=4, epochs=1, device="cpu"), lambda *step: steps.append(step))
+    assert contents(folder) == before
+    values = json.loads(json.dumps(found.values))
+    assert values["run"]["method"] == name.partition("-")[0]
+    assert values["shared"]["traced"] == values["shared"]["items"]
+    assert values["reconstruction"]["judged"] == 4
+    assert values["shared"]["labels"] == ("class labels" if name == "flea-float16" else "label distributions")
+    assert values["auxiliary"] == {"train": 60, "test": 0}
+    total = len(steps) - 1
+    assert [(number, of) for _, number, of in steps] == [(0, 0), *((step + 1, total) for step in range(total))]
 
 
-def test_the_same_seed_gives_the_same_attack(runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedrpc.report.attack.draw", lambda *_: None)  # slow, and the same for all
-    documents: list[dict[str, Any]] = []
-    for seed in (0, 0, 1):
-        folder = Path(shutil.copytree(runs("fedbr")[0], tmp_path / str(len(documents))))
-        request = Request(folder, aux=60, samples=2, epochs=1, seed=seed, device="cpu")
-        attack_local(request, Console(file=io.StringIO()))
-        documents.append(json.loads((folder / "attack.json").read_text()))
-    assert documents[0] == documents[1]
-    assert documents[0]["reconstruction"] != documents[2]["reconstruction"]
+def test_the_same_seed_gives_the_same_attack(runs) -> None:
+    def attack(seed: int) -> dict[str, Any]:
+        return attack_run(Request(runs("fedbr")[0], aux=60, samples=2, epochs=1, seed=seed, device="cpu")).values
 
-
-def test_steps_are_a_bar_on_a_terminal() -> None:
-    screen = io.StringIO()
-    with Steps(Console(file=screen, force_terminal=True, width=80), "attack") as steps:
-        steps.say("tracing")
-        steps.expect(2)
-        steps.next("first thing")
-        steps.next("second thing")
-    assert "second thing" in screen.getvalue()
+    values = [attack(seed) for seed in (0, 0, 1)]
+    assert values[0] == values[1]
+    assert values[0]["reconstruction"] != values[2]["reconstruction"]
 
 
 def test_quick_is_a_smaller_attack() -> None:

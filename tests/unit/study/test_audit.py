@@ -14,7 +14,8 @@ from rich.console import Console
 
 from fedrpc.errors import ConfigError
 from fedrpc.privacy.ledger import PrivacyFile
-from fedrpc.study.audit import audit, show
+from fedrpc.report.audit import show_audit
+from fedrpc.study.audit import audit_run
 from tests.fakes import problem_of, run_in_memory
 
 PRIVATE = {"dp_sgd": {"noise_multiplier": 1.0}}
@@ -49,17 +50,13 @@ def run(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "run"))
 
 
-def shown(run: Path) -> tuple[bool, str]:
-    out = io.StringIO()
-    fine = show(run, Console(file=out, width=160))
-    return fine, out.getvalue()
-
-
 def test_a_sound_run_passes(run: Path) -> None:
-    fine, text = shown(run)
-    assert fine
-    assert "8 releases of 2 clients: every chain is whole, and the accounts agree" in text
-    line = audit(run).lines[-1]
+    found = audit_run(run)
+    assert found.faults == []
+    out = io.StringIO()
+    show_audit(run, found, Console(file=out, width=160))
+    assert "8 releases of 2 clients: every chain is whole, and the accounts agree" in out.getvalue()
+    line = found.lines[-1]
     assert line.what == "the run"
     assert line.reported == line.again
     assert line.second == pytest.approx(line.reported, rel=0.01)
@@ -83,25 +80,26 @@ def summary_changed(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lines_changed(lambda rows: [rows[0].replace("[[1.0,", "[[9.0,"), *rows[1:]]), "breaks the chain"),
         (lines_changed(lambda rows: rows[1:]), "breaks the chain"),
         (lines_changed(lambda rows: [rows[0], rows[2], rows[1], *rows[3:]]), "breaks the chain"),
         (lines_changed(lambda rows: rows[:-1]), "its own chain ends with row 3"),
         (lines_changed(lambda rows: rows[:-1]), "scalars: summary.json counts 4 releases, privacy.jsonl has 3"),
-        (lines_changed(lambda rows: [*rows, "{}\n"]), "can not be read"),
+        (lines_changed(lambda rows: [*rows, "{}\n"]), "cannot be read"),
         (summary_changed, "the run: summary.json says epsilon"),
     ],
 )
-def test_what_was_changed_is_found(change: Callable[[Path], None], said: str, run: Path) -> None:
+def test_a_changed_file_is_found(change: Callable[[Path], None], message: str, run: Path) -> None:
     change(run)
-    fine, text = shown(run)
-    assert not fine
-    assert said in text.replace("\n", " ")
+    found, out = audit_run(run), io.StringIO()
+    assert any(message in fault for fault in found.faults)
+    show_audit(run, found, Console(file=out, width=160))
+    assert message in out.getvalue().replace("\n", " ")
 
 
-def test_a_run_that_promises_nothing_is_not_faulted_for_it(run: Path) -> None:
+def test_a_run_without_a_guarantee_has_no_fault(run: Path) -> None:
     played = run_in_memory(problem_of("fedavg", clients=1, train_size=8, partition="iid"), 1)
     file_rows = [json.dumps(row, separators=(",", ":")) for row in played.released]
     (run / "privacy.jsonl").unlink()
@@ -110,24 +108,24 @@ def test_a_run_that_promises_nothing_is_not_faulted_for_it(run: Path) -> None:
     file.close()
     (run / "run_id").unlink()
     (run / "summary.json").write_text(json.dumps({"privacy": played.privacy()}))
-    found = audit(run)
+    found = audit_run(run)
     assert found.faults == []
     assert all(line.reported is None for line in found.lines)
     assert found.lines[-1].covers.startswith("no guarantee")
 
 
-def test_no_finished_run(run: Path, tmp_path: Path) -> None:
+def test_an_unfinished_run_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such folder; give the directory of a finished run"):
-        audit(tmp_path / "nowhere")
+        audit_run(tmp_path / "nowhere")
     (tmp_path / "config.toml").touch()
-    with pytest.raises(ConfigError, match=r"is not finished: it has no summary\.json; go on with `fedrpc run"):
-        audit(tmp_path)
+    with pytest.raises(ConfigError, match=r"is not finished: it has no summary\.json; resume it with `fedrpc run"):
+        audit_run(tmp_path)
     (run / "privacy.jsonl").unlink()
-    with pytest.raises(ConfigError, match=r"is not whole: it has no privacy\.jsonl; run it again"):
-        audit(run)
+    with pytest.raises(ConfigError, match=r"is incomplete: it has no privacy\.jsonl; run it again"):
+        audit_run(run)
 
 
-def test_a_summary_that_is_none_is_named(run: Path) -> None:
+def test_an_unreadable_summary_is_named(run: Path) -> None:
     (run / "summary.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"summary\.json can not be read"):
-        audit(run)
+    with pytest.raises(ConfigError, match=r"summary\.json cannot be read"):
+        audit_run(run)

@@ -27,7 +27,7 @@ def test_the_ledger_adds_up_to_the_summary(make_run: MakeRun) -> None:
     assert list(run.traffic.by_round) == [-1, 0, 1, 2, 3, 4]
 
 
-def test_a_client_that_never_took_part_is_there_with_what_it_paid(make_run: MakeRun) -> None:
+def test_a_client_that_never_took_part_has_its_session_bytes(make_run: MakeRun) -> None:
     run = read_run(make_run(clients=5, rounds=1, per_round=2))
     assert sum(run.traffic.by_client[4].own.values()) == 0
     assert run.traffic.by_client[4].total == 900 + 4 + 2000
@@ -49,7 +49,7 @@ def test_a_finalised_model_is_the_last_point(make_run: MakeRun) -> None:
     assert read_run(folder).curve("accuracy")[-1] == (2, 95.5)
 
 
-def test_client_accuracies_are_found_in_a_round_that_was_not_evaluated_outside(make_run: MakeRun) -> None:
+def test_client_accuracies_are_found_in_a_round_without_external_evaluation(make_run: MakeRun) -> None:
     folder = make_run(rounds=1, evaluated=False, local_test=False)
     row = {
         "event": "round_finished",
@@ -60,7 +60,7 @@ def test_client_accuracies_are_found_in_a_round_that_was_not_evaluated_outside(m
     assert read_run(folder).client_accuracies == [(0, {0: 25.0})]
 
 
-def test_like_releases_are_counted_together(make_run: MakeRun) -> None:
+def test_equal_releases_are_counted_together(make_run: MakeRun) -> None:
     run = read_run(make_run(clients=3, rounds=4))
     assert [(group.kind, group.count, group.num_clients) for group in run.releases] == [
         ("scalars", 12, 3),
@@ -84,29 +84,29 @@ def test_a_missing_file_is_named(make_run: MakeRun, name: str) -> None:
         read_run(folder)
 
 
-def test_an_unfinished_run_says_how_to_go_on(make_run: MakeRun) -> None:
+def test_an_unfinished_run_says_how_to_resume_it(make_run: MakeRun) -> None:
     folder = make_run()
     (folder / "summary.json").unlink()
     with pytest.raises(ConfigError, match=r"not finished.*fedrpc run --config .*config\.toml"):
         read_run(folder)
 
 
-def test_a_summary_of_fewer_rounds_than_asked_for_is_not_a_finished_run(make_run: MakeRun) -> None:
+def test_a_summary_of_fewer_rounds_than_configured_is_no_finished_run(make_run: MakeRun) -> None:
     folder = make_run(rounds=3)
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace("rounds = 3", "rounds = 30"))
-    with pytest.raises(ConfigError, match=r"asks for 30 rounds, summary\.json is of 3"):
+    with pytest.raises(ConfigError, match=r"asks for 30 rounds, summary\.json has 3"):
         read_run(folder)
 
 
 def test_a_broken_file_is_named(make_run: MakeRun) -> None:
     folder = make_run()
     (folder / "partition.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"partition\.json can not be read"):
+    with pytest.raises(ConfigError, match=r"partition\.json cannot be read"):
         read_run(folder)
 
 
-def test_no_folder_and_a_folder_without_a_run_differ(tmp_path: Path) -> None:
+def test_a_missing_folder_and_a_folder_without_a_run_have_their_own_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such folder; give the directory of a finished run"):
         read_run(tmp_path / "nowhere")
     with pytest.raises(

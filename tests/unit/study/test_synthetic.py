@@ -20,7 +20,8 @@ from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.zero_shot import ZeroShotParams
 from fedrpc.problem import Problem
 from fedrpc.report.sheet import contact_sheet
-from fedrpc.study.synthetic import judge, show_synthetic
+from fedrpc.report.synthetic import show_synthetic
+from fedrpc.study.synthetic import evaluate_inversion, study_synthetic
 
 MakeRun = Callable[..., Path]
 
@@ -38,11 +39,12 @@ def changed(folder: Path, **values: Any) -> Problem:
 
 def shown(folder: Path, per_class: int = 3, iterations: int | None = 2, epochs: int = 1) -> str:
     out = io.StringIO()
-    show_synthetic(folder, per_class, iterations, epochs, None, Console(file=out, width=200))
+    found = study_synthetic(folder, per_class, iterations, epochs, None)
+    show_synthetic(found, Console(file=out, width=200))
     return out.getvalue()
 
 
-def test_a_table_a_file_and_a_picture(make_run: MakeRun) -> None:
+def test_a_table_a_file_and_a_sheet_are_made(make_run: MakeRun) -> None:
     folder = make_run()
     changed(folder)
     text = shown(folder)
@@ -73,18 +75,18 @@ def test_the_oracle_knows_all_data_and_is_its_own_network(make_run: MakeRun) -> 
     assert len(problem.pooled_train()) == sum(problem.env.num_examples()) < 600
     untrained = problem.oracle(0, torch.device("cpu"))
     assert not torch.equal(untrained.classifier.weight, problem.network().classifier.weight)
-    got = judge(problem, problem.network(), ZeroShotParams(samples_per_class=2, iterations=1), 3)
+    got = evaluate_inversion(problem, problem.network(), ZeroShotParams(samples_per_class=2, iterations=1), 3)
     assert got.oracle_on_real.accuracy > 50 > got.model_on_real.accuracy  # the model of this run is untrained
 
 
-def test_mistakes_are_told(make_run: MakeRun, tmp_path: Path) -> None:
+def test_mistakes_are_reported(make_run: MakeRun, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run at"):
         shown(tmp_path / "nowhere")
     folder = make_run()
-    with pytest.raises(ConfigError, match=r"model\.safetensors can not be read"):
+    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read"):
         shown(folder)
     (folder / "model.safetensors").write_bytes(b"no such thing")
-    with pytest.raises(ConfigError, match=r"model\.safetensors can not be read"):
+    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read"):
         shown(folder)
     changed(folder)
     (folder / "synthetic.json").mkdir()
@@ -109,7 +111,7 @@ def test_a_private_run_is_refused_with_the_reason(make_run: MakeRun) -> None:
         shown(folder)
 
 
-def test_a_contact_sheet_has_a_row_a_class() -> None:
+def test_a_contact_sheet_has_a_row_for_each_class() -> None:
     x = torch.arange(6).float().view(6, 1, 1, 1).expand(6, 1, 2, 3)
     sheet = contact_sheet(x, (torch.tensor(0.0), torch.tensor(5.0)), num_rows=2)
     assert sheet.shape == (2 * 3, 3 * 4, 3)
@@ -122,7 +124,7 @@ def test_a_contact_sheet_has_a_row_a_class() -> None:
     assert shown_colours[:4, :4].min() < shown_colours[:4, :4].max()
 
 
-def test_the_command_is_there() -> None:
-    told = CliRunner().invoke(app, ["synthetic", "--help"])
-    assert told.exit_code == 0
-    assert "oracle" in told.output
+def test_the_command_has_help() -> None:
+    result = CliRunner().invoke(app, ["synthetic", "--help"])
+    assert result.exit_code == 0
+    assert "oracle" in result.output

@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedrpc import certs
 from fedrpc.errors import ConfigError
+from fedrpc.tls import certs
 
 HOSTS = ("fed.example.org", "*.fed.example.org", "10.0.0.5", "[::1]")
 
@@ -19,7 +19,7 @@ HOSTS = ("fed.example.org", "*.fed.example.org", "10.0.0.5", "[::1]")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("certs") / "new"
-    certs.make(out, HOSTS, 2)
+    certs.make_certificates(out, HOSTS, 2)
     return out
 
 
@@ -34,8 +34,8 @@ def common_name(certificate: x509.Certificate) -> str:
 STEMS = ("ca", "server", "client-0", "client-1")
 
 
-def test_what_is_written_is_what_is_returned(tmp_path: Path) -> None:
-    paths = certs.make(tmp_path, ["localhost"], 1)
+def test_the_written_files_are_returned(tmp_path: Path) -> None:
+    paths = certs.make_certificates(tmp_path, ["localhost"], 1)
     assert [path.name for path in paths] == [
         "ca.pem",
         "ca.key",
@@ -47,13 +47,13 @@ def test_what_is_written_is_what_is_returned(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == sorted(paths)
 
 
-def test_the_server_is_known_by_every_name_and_address(folder: Path) -> None:
+def test_the_server_certificate_has_every_name_and_address(folder: Path) -> None:
     names = read(folder, "server").extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "*.fed.example.org"]
     assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("10.0.0.5"), ipaddress.ip_address("::1")]
 
 
-def test_a_client_is_called_by_its_number(folder: Path) -> None:
+def test_a_client_certificate_has_the_clients_number(folder: Path) -> None:
     assert [common_name(read(folder, stem)) for stem in STEMS[2:]] == ["client-0", "client-1"]
 
 
@@ -86,7 +86,7 @@ def test_every_certificate_is_signed_by_the_authority_and_has_its_own_key(folder
     assert len(public) == len(STEMS)
 
 
-def test_they_are_valid_now_and_end_before_the_authority(folder: Path) -> None:
+def test_certificates_are_valid_now_and_expire_before_the_authority(folder: Path) -> None:
     now = datetime.datetime.now(datetime.UTC)
     authority = read(folder, "ca")
     for stem in STEMS:
@@ -96,7 +96,7 @@ def test_they_are_valid_now_and_end_before_the_authority(folder: Path) -> None:
         assert certificate.not_valid_after_utc <= authority.not_valid_after_utc
 
 
-def test_keys_are_for_their_owner_alone(folder: Path) -> None:
+def test_only_the_owner_can_read_keys(folder: Path) -> None:
     for stem in STEMS:
         assert (folder / f"{stem}.key").stat().st_mode & 0o777 == 0o600
 
@@ -104,22 +104,22 @@ def test_keys_are_for_their_owner_alone(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["ca.key", "client-1.pem"])
 def test_nothing_is_overwritten_and_nothing_else_is_written(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("precious")
-    with pytest.raises(ConfigError, match=f"{name} is there already"):
-        certs.make(tmp_path, ["localhost"], 2)
+    with pytest.raises(ConfigError, match=f"{name} exists already"):
+        certs.make_certificates(tmp_path, ["localhost"], 2)
     assert (tmp_path / name).read_text() == "precious"
     assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize("host", ["localhost:50051", "http://a", "a b", "", "300.1.1.1", "-a", "a..b"])
-def test_a_host_that_is_none_is_refused(tmp_path: Path, host: str) -> None:
+def test_a_malformed_host_is_refused(tmp_path: Path, host: str) -> None:
     with pytest.raises(ConfigError, match="--host"):
-        certs.make(tmp_path / "out", [host], 0)
+        certs.make_certificates(tmp_path / "out", [host], 0)
     assert not (tmp_path / "out").exists()
 
 
 def test_no_host_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give --host"):
-        certs.make(tmp_path, [], 0)
+        certs.make_certificates(tmp_path, [], 0)
 
 
 def test_a_failure_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,5 +132,5 @@ def test_a_failure_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(certs.os, "open", full)
     with pytest.raises(ConfigError, match="No space left"):
-        certs.make(tmp_path, ["localhost"], 1)
+        certs.make_certificates(tmp_path, ["localhost"], 1)
     assert list(tmp_path.iterdir()) == []

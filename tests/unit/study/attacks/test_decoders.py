@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedrpc.study.attacks.decoders import Resize, Shape, Standardised, detector, linear_decoder, residual_decoder
+from fedrpc.study.attacks.decoders import (
+    Resize,
+    Shape,
+    Standardised,
+    build_detector,
+    build_linear_decoder,
+    build_residual_decoder,
+)
 
 SHAPES = [  # item, input
     ((16, 32, 32), (3, 32, 32)),  # MobileNetV2's first stage
@@ -35,8 +42,8 @@ def said(net: nn.Module, x: Tensor) -> Tensor:
 
 
 @every_shape
-@pytest.mark.parametrize("make", [linear_decoder, residual_decoder])
-def test_an_item_becomes_an_input_and_nothing_is_said_before_learning(make, item: Shape, target: Shape) -> None:
+@pytest.mark.parametrize("make", [build_linear_decoder, build_residual_decoder])
+def test_a_decoder_gives_inputs_and_starts_at_zero(make, item: Shape, target: Shape) -> None:
     out = said(make(item, target), torch.randn(2, *item))
     assert out.shape == (2, *target)
     assert not out.any()
@@ -45,16 +52,16 @@ def test_an_item_becomes_an_input_and_nothing_is_said_before_learning(make, item
 @every_shape
 def test_the_linear_decoder_is_affine_and_the_other_one_is_not(item: Shape, target: Shape) -> None:
     x, y = torch.randn(2, *item).double(), torch.randn(2, *item).double()
-    for make, affine in ((linear_decoder, True), (residual_decoder, False)):
+    for make, affine in ((build_linear_decoder, True), (build_residual_decoder, False)):
         net = random_weights(make(item, target)).double()
         middle = (said(net, x) + said(net, y)) / 2
         assert torch.allclose(said(net, (x + y) / 2), middle) == affine
 
 
-def test_where_it_fits_the_linear_decoder_is_the_authors() -> None:
-    layers = [layer for layer in linear_decoder((16, 32, 32), (3, 32, 32)) if not isinstance(layer, Resize)]
-    told = [(type(x), x.in_channels, x.out_channels, x.kernel_size[0], x.stride[0]) for x in layers]
-    assert told == [
+def test_the_linear_decoder_is_the_papers_where_that_fits() -> None:
+    layers = [layer for layer in build_linear_decoder((16, 32, 32), (3, 32, 32)) if not isinstance(layer, Resize)]
+    layout = [(type(x), x.in_channels, x.out_channels, x.kernel_size[0], x.stride[0]) for x in layers]
+    assert layout == [
         (nn.Conv2d, 16, 32, 1, 1),
         (nn.ConvTranspose2d, 32, 32, 3, 2),
         (nn.Conv2d, 32, 32, 3, 2),
@@ -62,14 +69,14 @@ def test_where_it_fits_the_linear_decoder_is_the_authors() -> None:
     ]
 
 
-def test_where_it_fits_the_detector_is_the_authors() -> None:
-    layers = [layer for layer in detector((16, 32, 32)) if list(layer.parameters())]
+def test_the_detector_is_the_papers_where_that_fits() -> None:
+    layers = [layer for layer in build_detector((16, 32, 32)) if list(layer.parameters())]
     assert [tuple(layer.weight.shape) for layer in layers] == [(32, 16, 1, 1), (32, 32, 3, 3), (8, 32, 1, 1), (2, 2048)]
 
 
 @pytest.mark.parametrize("item", [(16, 32, 32), (3, 7, 5), (128, 20), (12,), (2, 3, 4, 5)])
 def test_the_detector_takes_any_item(item: Shape) -> None:
-    assert said(detector(item), torch.randn(2, *item)).shape == (2, 2)
+    assert said(build_detector(item), torch.randn(2, *item)).shape == (2, 2)
 
 
 def test_standardised_items_have_no_mean_and_unit_deviation() -> None:

@@ -35,56 +35,56 @@ def findings(**values: float) -> Findings:
         one["raw"] = values["raw_left"]
     two = {name: value for name, value in values.items() if name in ("shared", "raw", "shuffled")}
     parts = rebuilt(**one), detected(**two)
-    return Findings(*parts, tuple(study._failures(*parts)))
+    return Findings(*parts, tuple(study._find_failed_controls(*parts)))
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"raw_left": 0.06}, "raw inputs did not come back: 6.0 % of the variance is left"),
+        ({"raw_left": 0.06}, "raw inputs were not rebuilt: 6.0 % of the variance is left"),
         ({"noise": 0.85}, "noise left 85.0 % of the variance instead of about 100 %"),
         ({"noise": float("nan")}, "noise left nan %"),
-        ({"raw": 90.0}, "on raw inputs the mark was seen in 90.0 % only"),
-        ({"shuffled": 61.0}, "with shuffled marks 61.0 % were told right instead of about 50 %"),
+        ({"raw": 90.0}, "on raw inputs the mark was detected in 90.0 % only"),
+        ({"shuffled": 61.0}, "with shuffled marks 61.0 % were classified correctly instead of about 50 %"),
     ],
 )
 def test_a_failed_control_is_the_verdict(values: dict[str, float], words: str) -> None:
     found = findings(**values)
     assert len(found.failed_controls) == 1
-    told = study.verdict(found, LABELS)
-    assert told.startswith("Do not trust this study")
-    assert words in told
+    verdict = study.verdict(found, LABELS)
+    assert verdict.startswith("Do not trust this study")
+    assert words in verdict
 
 
 @pytest.mark.parametrize(
     ("left", "words"),
     [
-        (0.05, "What was shared gives its inputs away (5 % of the variance is left)"),
+        (0.05, "What was shared reveals its inputs (5 % of the variance is left)"),
         (0.3, "Much of the inputs can be rebuilt (30 %"),
         (0.8, "Some of the inputs can be rebuilt (80 %"),
         (0.99, "Next to nothing was rebuilt (99 %"),
     ],
 )
-def test_the_verdict_says_what_was_found_and_promises_nothing(left: float, words: str) -> None:
-    told = study.verdict(findings(left=left), LABELS)
-    assert told.startswith(words)
-    assert LABELS in told
-    assert told.endswith(CAUTION)
+def test_the_verdict_reports_the_reconstruction_without_a_promise(left: float, words: str) -> None:
+    verdict = study.verdict(findings(left=left), LABELS)
+    assert verdict.startswith(words)
+    assert LABELS in verdict
+    assert verdict.endswith(CAUTION)
     assert "guarantee" in CAUTION
 
 
-def test_the_verdict_says_whether_a_mark_is_seen() -> None:
-    assert "a mark is seen in 90 % once 100 items were learned from" in study.verdict(findings(), LABELS)
-    assert "a mark is seen in 60 % after 100 items" in study.verdict(findings(shared=60.0), LABELS)
+def test_the_verdict_reports_whether_a_mark_is_detected() -> None:
+    assert "a mark is detected in 90 % once 100 items were learned from" in study.verdict(findings(), LABELS)
+    assert "a mark is detected in 60 % after 100 items" in study.verdict(findings(shared=60.0), LABELS)
 
 
-def test_a_study_of_raw_data_holds_its_controls_tells_its_steps_and_repeats_itself() -> None:
+def test_a_study_of_raw_data_passes_its_controls_and_is_reproducible() -> None:
     effort = replace(EFFORT, epochs=4)
-    told: list[str] = []
-    found = study.run(evidence(), effort, told.append)
+    steps: list[str] = []
+    found = study.run(evidence(), effort, steps.append)
     assert found.failed_controls == ()
-    assert len(told) == study.num_steps(evidence(), effort)
-    figures = study.figures(found)
+    assert len(steps) == study.num_steps(evidence(), effort)
+    figures = study.to_values(found)
     assert json.loads(json.dumps(figures)) == figures
-    assert figures == study.figures(study.run(evidence(), effort))
+    assert figures == study.to_values(study.run(evidence(), effort))
     assert figures["context"]["enough_for_90"]["raw"] == 30

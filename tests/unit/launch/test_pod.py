@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 
 from fedrpc.errors import ConfigError
-from fedrpc.launch.crew import CrewFailed, clients_of_pod
+from fedrpc.launch.pod import PodFailed, clients_of_pod
 
 
 @pytest.mark.parametrize(
-    ("pod", "a_pod", "clients", "ids"),
+    ("pod", "clients_per_pod", "clients", "ids"),
     [(0, 20, 50, range(20)), (1, 20, 50, range(20, 40)), (2, 20, 50, range(40, 50)), (3, 1, 4, range(3, 4))],
 )
-def test_pods_are_dealt_consecutive_clients(pod: int, a_pod: int, clients: int, ids: range) -> None:
-    assert clients_of_pod(pod, a_pod, clients) == ids
+def test_a_pod_has_consecutive_clients(pod: int, clients_per_pod: int, clients: int, ids: range) -> None:
+    assert clients_of_pod(pod, clients_per_pod, clients) == ids
 
 
 def test_every_client_is_in_one_pod() -> None:
@@ -20,19 +20,19 @@ def test_every_client_is_in_one_pod() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pod", "clients", "said"),
-    [(3, 50, "pod 3 has no client: 50 clients, 20 a pod, are pods 0 to 2"), (0, None, "needs --clients")],
+    ("pod", "clients", "message"),
+    [(3, 50, "pod 3 has no client: 50 clients, 20 in each pod, are pods 0 to 2"), (0, None, "needs --clients")],
 )
-def test_a_pod_without_clients_is_refused(pod: int, clients: int | None, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_pod_without_clients_is_refused(pod: int, clients: int | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         clients_of_pod(pod, 20, clients)
 
 
 @pytest.mark.parametrize(
     ("codes", "code"), [({1: 78, 2: 78}, 78), ({1: 78, 2: 75}, 75), ({1: 137}, 137), ({1: 2}, 78), ({4: 1, 3: 75}, 1)]
 )
-def test_a_pod_fails_for_good_only_when_nothing_in_it_is_worth_another_try(codes: dict[int, int], code: int) -> None:
-    failed = CrewFailed(codes)
+def test_a_pod_is_not_worth_restarting_only_if_none_of_its_clients_is(codes: dict[int, int], code: int) -> None:
+    failed = PodFailed(codes)
     assert failed.exit_code == code
     for client in codes:
         assert f"client {client} with code {codes[client]}" in str(failed)

@@ -1,0 +1,5 @@
+"""`python -m fedrpc.cli` is `fedrpc`."""
+
+from fedrpc.cli import main
+
+main()

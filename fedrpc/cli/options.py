@@ -1,0 +1,93 @@
+"""The options that several commands share, and how they become the values of a run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedrpc import config, log
+
+console = Console()
+
+Method = Annotated[str | None, typer.Option(help="The federated method; see `fedrpc list methods`.")]
+Dataset = Annotated[str | None, typer.Option(help="The data set; see `fedrpc list datasets`.")]
+Partition = Annotated[str | None, typer.Option(help='How training data is dealt to clients, such as "dirichlet:0.1".')]
+Model = Annotated[str | None, typer.Option(help="The network; chosen by data set when not given.")]
+Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
+Fraction = Annotated[float | None, typer.Option(help="Share of the clients that takes part in a round.")]
+Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same model, bit for bit.")]
+Parallel = Annotated[int | None, typer.Option(help="Clients that work at a time; one per core when not given.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Any setting, such as --set train.lr=0.1.")]
+Recipe = Annotated[str | None, typer.Option(help="Start from a recipe; see `fedrpc list recipes`.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Start from a TOML file.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where data sets are ($FEDRPC_DATA when not given).")]
+Out = Annotated[Path | None, typer.Option(help="The run directory; runs/<method>-<dataset>-<hash> when not given.")]
+LogLevel = Annotated[str, typer.Option(callback=log.check_level, help="debug, info, warning or error.")]
+DpSgd = Annotated[
+    str | None,
+    typer.Option(
+        help='Private training: "noise_multiplier=1.1,max_grad_norm=1" or "target_epsilon=8,max_grad_norm=1".'
+    ),
+]
+EpsilonBudget = Annotated[float | None, typer.Option(help="A client that would spend more than this abstains.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plaintext beyond loopback.")]
+FinishedRun = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a finished run.")]
+
+
+def _run_options(
+    dataset: Dataset = None,
+    partition: Partition = None,
+    model: Model = None,
+    clients: Clients = None,
+    fraction: Fraction = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    parallel: Parallel = None,
+    device: Device = None,
+    dp_sgd: DpSgd = None,
+    epsilon_budget: EpsilonBudget = None,
+    set_: Set = None,
+    recipe: Recipe = None,
+    config_file: ConfigFile = None,
+) -> None:
+    """The options that describe a run, for every command that configures one."""
+
+
+def add_run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of a run to a command as its `**options`, after its positional and before its own keywords."""
+    own = inspect.signature(command, eval_str=True).parameters
+    first = {name: each for name, each in own.items() if each.kind is each.POSITIONAL_OR_KEYWORD}
+    last = {name: each for name, each in own.items() if each.kind is each.KEYWORD_ONLY}
+    common = inspect.signature(_run_options, eval_str=True).parameters
+    both = first | {name: each.replace(kind=each.KEYWORD_ONLY) for name, each in common.items()} | last
+    command.__signature__ = inspect.Signature(list(both.values()))  # type: ignore[attr-defined]
+    return command
+
+
+def merge_values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a run: those of the recipe, then of the file, then of the options, then of --set."""
+    layers = [*read_layers(options), collect_options(options), config.parse_set(options["set_"] or [])]
+    return config.merge({}, *layers)
+
+
+def read_layers(options: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The values of the recipe and of the file, if any."""
+    recipe, file = options["recipe"], options["config_file"]
+    return [config.read_recipe(recipe) if recipe else {}, config.read_toml(file) if file else {}]
+
+
+def collect_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the options that were used."""
+    values = {name: options[name] for name in config.RunConfig.model_fields if options.get(name) is not None}
+    budget, dp_sgd = options["epsilon_budget"], options["dp_sgd"]
+    privacy: dict[str, Any] = {"epsilon_budget": budget} if budget is not None else {}
+    if dp_sgd is not None:
+        privacy["dp_sgd"] = config.parse_set(item.strip() for item in dp_sgd.split(","))
+    return values | ({"privacy": privacy} if privacy else {})

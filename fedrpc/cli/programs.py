@@ -1,0 +1,104 @@
+"""`fedrpc-server` and `fedrpc-client`: the two ends of a run as programs of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedrpc import config, log
+from fedrpc.cli.options import (
+    DataDir,
+    Device,
+    Insecure,
+    LogLevel,
+    Method,
+    Out,
+    add_run_options,
+    console,
+    merge_values,
+)
+from fedrpc.process import run_async
+
+
+@add_run_options
+def server(
+    listen: Annotated[str, typer.Option(help="HOST:PORT; port 0 picks a free one.")] = "127.0.0.1:50051",
+    method: Method = None,
+    *,
+    data_dir: DataDir = None,
+    out: Out = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="The server's certificate.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="Require client certificates of this CA.")] = None,
+    tls_client_name: Annotated[
+        str, typer.Option(help="The name in a client's certificate; {client} stands for its id.")
+    ] = "client-{client}",
+    insecure: Insecure = False,
+    health_listen: Annotated[
+        str | None, typer.Option(help="HOST:PORT for gRPC health probes only, always in plaintext.")
+    ] = None,
+    metrics_listen: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus, always in plaintext.")] = None,
+    linger: Annotated[
+        bool, typer.Option("--linger", help="Stay after the end, so that late clients learn of it.")
+    ] = False,
+    log_level: LogLevel = "info",
+    **options: Any,
+) -> None:
+    """Serve one run; clients join from anywhere, in any order. The same command again resumes a stopped run."""
+    from fedrpc.report.page import show_runs
+    from fedrpc.server.run import ServerOptions, serve
+    from fedrpc.tls.credentials import server_tls
+
+    settings = config.build(merge_values(options | {"method": method}))
+    folder = out or config.default_run_dir(settings)
+    served = ServerOptions(
+        listen,
+        folder,
+        data_dir,
+        server_tls(tls_cert, tls_key, tls_client_ca),
+        insecure,
+        tls_client_name,
+        health_listen,
+        metrics_listen,
+        linger,
+        when_over=lambda: show_runs([folder], console),
+    )
+    log.set_up(log_level, role="server")
+    run_async(serve(settings, served))
+
+
+def client(
+    server: Annotated[str, typer.Option(help="The server's HOST:PORT.")],
+    client_id: Annotated[int, typer.Option(min=0, envvar="JOB_COMPLETION_INDEX", help="This client's id, from 0.")],
+    data_dir: DataDir = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Where this client keeps its store.")] = None,
+    device: Device = None,
+    tls_ca: Annotated[Path | None, typer.Option(help="The CA of the server's certificate.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="This client's certificate, if the server asks for it.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    insecure: Insecure = False,
+    wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait for a server that is away.")] = 300.0,
+    clients_per_pod: Annotated[
+        int | None, typer.Option(min=1, help="Run this many clients; --client-id is then the pod's number, from 0.")
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="Number of clients in the run; needed with --clients-per-pod.")
+    ] = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Take part in a run as one client; everything else is learned from the server."""
+    from fedrpc.client.app import ClientOptions
+    from fedrpc.client.identity import default_state_dir
+    from fedrpc.launch.pod import run_client, run_pod
+    from fedrpc.tls.credentials import client_tls
+
+    tls = client_tls(tls_ca, tls_cert, tls_key)
+    options = ClientOptions(
+        server, client_id, state_dir or default_state_dir(), data_dir, device, tls, insecure, wait_s, clients_per_pod
+    )
+    if clients_per_pod:
+        run_pod(options, clients_per_pod, clients, log_level)
+    else:
+        run_client(options, log_level)

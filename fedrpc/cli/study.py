@@ -1,0 +1,90 @@
+"""`fedrpc report`, `audit`, `synthetic` and `attack`: what can be learned from finished runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedrpc import log
+from fedrpc.cli.options import DataDir, FinishedRun, console
+from fedrpc.cli.progress import StepDisplay
+
+
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Directories of finished runs or comparisons.")
+    ],
+) -> None:
+    """Show finished runs and comparisons again: print each one's table and write its page."""
+    from fedrpc.report.comparison import show_finished
+
+    show_finished(folders, console)
+
+
+def audit(run: Annotated[Path, typer.Argument(help="The directory of a finished run.")]) -> None:
+    """Recompute a run's privacy with a second accountant, and look for rows that were changed.
+
+    Exits with 1 when something is wrong; writes audit.json into the run directory.
+    """
+    from fedrpc.report.audit import show_audit
+    from fedrpc.study.audit import audit_run
+
+    found = audit_run(run)
+    show_audit(run, found, console)
+    if found.faults:
+        raise typer.Exit(1)
+
+
+def synthetic(
+    folder: FinishedRun,
+    per_class: Annotated[int, typer.Option(min=1, help="Number of inputs made of each class.")] = 64,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Of the inversion; the run's own when not given.")
+    ] = None,
+    oracle_epochs: Annotated[int, typer.Option(min=1, help="Epochs of training of the oracle.")] = 5,
+    data_dir: DataDir = None,
+) -> None:
+    """Make inputs from a finished run's model alone, and evaluate them with an oracle trained on all the data.
+
+    By class: how often the oracle sees the wanted class, beside the model's own accuracy on real test data.
+
+    Writes synthetic.json and, for images, the contact sheet synthetic.png into DIR.
+
+    If the method generates images itself (feddpms, mpgan), those are shown instead: generated.json says how close they
+    come to training images and how far the oracle agrees with their labels, generated.png and progress.png show them.
+    """
+    from fedrpc.report.synthetic import show_synthetic
+    from fedrpc.study.synthetic import study_synthetic
+
+    show_synthetic(study_synthetic(folder, per_class, iterations, oracle_epochs, data_dir), console)
+
+
+def attack(
+    folder: FinishedRun,
+    aux: Annotated[int, typer.Option(min=1, help="Number of auxiliary examples that the attacker has.")] = 4000,
+    samples: Annotated[int, typer.Option(min=1, help="Rebuild and evaluate at most this many shared items.")] = 256,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of training of the attackers' networks.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same values.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="A first look, with less data and fewer epochs.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; the one the run's clients used.")] = "auto",
+    data_dir: DataDir = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Where clients that were started by hand kept their stores.")
+    ] = None,
+) -> None:
+    """Attack what a finished run has shared of clients' data: rebuild inputs from it, and detect a mark in it.
+
+    Every value stands beside its controls; tables, pictures and a page are written into the run directory.
+
+    An attack that fails is evidence, not a guarantee.
+    """
+    from fedrpc.report.attack import show_attack
+    from fedrpc.study.attack import Request, attack_run
+
+    log.set_up("info", role="attack")
+    request = Request(folder, data_dir, state_dir, aux, samples, epochs, seed, device, quick)
+    with StepDisplay(console, "attack") as display:
+        found = attack_run(request, display.show)
+    show_attack(folder, found.values, found.rebuilt, console)

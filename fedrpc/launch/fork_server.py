@@ -1,0 +1,117 @@
+"""A fork server: forks client processes from memory that has torch and grpc loaded, so that hundreds of them fit.
+
+It must stay as it was after its imports: no thread, no channel, no torch operation and no CUDA query, or its children
+would inherit locks that nobody releases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+from fedrpc.launch.processes import decode_status, fork, freeze_memory
+from fedrpc.process import exit_code_of, run_async
+
+
+class ForkServer:
+    """Forks clients on request and reports their exits.
+
+    Args:
+        control: Lines of JSON: {"start": client, "options": {...}} in, {"exited": client, "code": n} out.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._children: dict[int, int] = {}  # clients by process id
+        self._buffer = b""
+
+    def run(self) -> None:
+        """Serves until the launcher closes the connection, then ends the clients."""
+        freeze_memory()
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._shut_down())
+        with selectors.DefaultSelector() as selector:
+            selector.register(reader, selectors.EVENT_READ)
+            selector.register(self._control, selectors.EVENT_READ)
+            while True:
+                ready = [key.fileobj for key, _ in selector.select()]
+                if reader in ready:
+                    os.read(reader, 4096)
+                    self._report_exits()
+                if self._control in ready and not self._handle_requests():
+                    self._shut_down()
+
+    def _handle_requests(self) -> bool:
+        """Forks the requested clients; false when the launcher has closed the connection."""
+        try:
+            data = self._control.recv(65536)
+        except ConnectionError:  # it closed with our last lines unread
+            return False
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            self._fork_client(request["start"], request["options"])
+        return bool(data)
+
+    def _fork_client(self, client: int, options: dict[str, Any]) -> None:
+        def work() -> int:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._control.close()
+            return run_logged_client(client, options)
+
+        # In this process's group, so that the launcher can kill all clients with it.
+        self._children[fork(work, own_group=False)] = client
+
+    def _report_exits(self) -> None:
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            line = json.dumps({"exited": self._children.pop(pid), "code": decode_status(status)})
+            with contextlib.suppress(ConnectionError):  # it was closed: _handle_requests will see that
+                self._control.sendall(line.encode() + b"\n")
+
+    def _shut_down(self) -> None:
+        for pid in self._children:
+            os.kill(pid, signal.SIGTERM)
+        for pid in list(self._children):
+            os.waitpid(pid, 0)
+        os._exit(0)
+
+
+def log_file(state_dir: Path, client: int) -> Path:
+    """Where a local client's output goes."""
+    return state_dir / str(client) / "client.log"
+
+
+def run_logged_client(client: int, options: dict[str, Any]) -> int:
+    """Runs one forked client, with its output in a file of its own; returns its exit code."""
+    from fedrpc import log
+    from fedrpc.client.app import ClientOptions, run
+
+    state_dir, data_dir = Path(options["state_dir"]), options["data_dir"]
+    path = log_file(state_dir, client)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(out)
+    log.set_up(options["log_level"], role="client", client=client)
+    known = ClientOptions(
+        server=options["server"],
+        client_id=client,
+        state_dir=state_dir,
+        data_dir=Path(data_dir) if data_dir else None,
+    )
+    return exit_code_of(lambda: run_async(run(known)))

@@ -1,0 +1,99 @@
+"""Forks child processes from memory that has everything loaded, and ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Collection
+
+from fedrpc.process import die_with_parent
+
+
+def preload() -> None:
+    """Imports what every client needs, so that forked clients share its memory.
+
+    That includes late imports, which each client would otherwise pay for: the first optimizer imports torch._dynamo,
+    and np.unique imports numpy.ma (11 MiB).
+    """
+    import numpy.ma  # noqa: F401
+    import torch._dynamo  # noqa: F401
+
+    import fedrpc.client.app  # with grpc
+    import fedrpc.server.run  # noqa: F401
+    from fedrpc.aggregation import AGGREGATORS
+    from fedrpc.methods import METHODS
+
+    for registry in (METHODS, AGGREGATORS):
+        list(registry)  # loads all that is registered
+
+
+def freeze_memory() -> None:
+    """Keeps the garbage collector from touching, and so copying, the pages that forked clients share."""
+    gc.collect()
+    gc.freeze()
+
+
+def fork(work: Callable[[], int], *, own_group: bool = True) -> int:
+    """Forks a child that ends with the exit code that `work` returns; the child ends when its parent does.
+
+    Args:
+        own_group: Whether the child gets a process group of its own, so that Ctrl-C does not reach it.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        if own_group:
+            os.setpgid(0, 0)
+        die_with_parent(parent)
+        code = work()
+    except BaseException:
+        traceback.print_exc()  # a mistake of ours, which os._exit would hide
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def decode_status(status: int) -> int:
+    """The exit code in what waitpid gives; 128 and the signal's number for a child that a signal ended."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def terminate(pid: int) -> None:
+    """Asks a child to end."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+
+
+def wait_or_kill(pids: Collection[int], grace_s: float) -> None:
+    """Waits for children to end, and kills the process groups of those that have not ended in time."""
+    deadline = time.monotonic() + grace_s
+    for pid in pids:
+        if not _wait_until(pid, deadline):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # it may not have had time to form its group
+            os.waitpid(pid, 0)
+
+
+def _wait_until(pid: int, deadline: float) -> bool:
+    """Whether a child has ended, or ends before the deadline."""
+    while True:
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                return True
+        except ChildProcessError:
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.02)

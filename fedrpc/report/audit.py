@@ -1,0 +1,41 @@
+"""Shows an audit of a finished run's privacy: a table, what is wrong, and audit.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedrpc.report.sheet import write_text
+from fedrpc.study.audit import Audit
+
+
+def show_audit(folder: Path, audit: Audit, console: Console) -> None:
+    """Prints an audit and writes audit.json into the run directory."""
+    console.print(_table(folder, audit))
+    for fault in audit.faults:
+        console.print(Text("wrong ", style="red") + Text(fault), soft_wrap=True)
+    verdict = f"{len(audit.faults)} faults" if audit.faults else "every chain is whole, and the accounts agree"
+    console.print(f"{audit.num_rows:,} releases of {len(audit.heads)} clients: {verdict}", highlight=False)
+    write_text(folder / "audit.json", _to_json(audit))
+
+
+def _table(folder: Path, audit: Audit) -> Table:
+    table = Table(title=f"Privacy of {folder}", title_justify="left", header_style="bold")
+    for name in ("what", "reported", "again", "dp-accounting", "tight", "what is promised"):
+        table.add_column(name, justify="left" if name.startswith("what") else "right")
+    for line in audit.lines:
+        values = (line.reported, line.again, line.second, line.tight)
+        promise = line.covers + (f" ({line.accountant})" if line.accountant else "")
+        table.add_row(line.what, *("-" if value is None else f"{value:.4g}" for value in values), Text(promise))
+    return table
+
+
+def _to_json(audit: Audit) -> str:
+    # With the heads kept elsewhere, one can see later whether the whole file was rewritten.
+    heads = {client: {"rows": count, "head": head.hex()} for client, (count, head) in audit.heads.items()}
+    lines = [vars(line) for line in audit.lines]
+    return json.dumps({"rows": audit.num_rows, "faults": audit.faults, "lines": lines, "heads": heads}, indent=1) + "\n"
