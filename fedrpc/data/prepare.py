@@ -41,7 +41,7 @@ def prepare(name: str, out_dir: Path, source: Path | None = None, progress: Prog
             progress("write", 1, 1)
     except OSError as error:
         raise DataError(
-            f"cannot make data set '{name}' in {out_dir}: {error}; is there room, and may you write there?"
+            f"cannot make data set '{name}' in {out_dir}: {error}; check free space and permissions"
         ) from error
     shutil.rmtree(cache, ignore_errors=True)
     with contextlib.suppress(OSError):  # other sets' downloads may be there

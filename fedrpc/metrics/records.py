@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedrpc.files import write_atomically
+
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of a records file."""
@@ -39,9 +41,7 @@ class RecordsFile:
 
     def __init__(self, path: Path, durable_round: int, last: list[dict[str, Any]]) -> None:
         kept = [row for row in read(path) if row.get("round", -1) < durable_round]
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text("".join(json.dumps(plain(row)) + "\n" for row in [*kept, *last]))
-        temporary.replace(path)
+        write_atomically(path, "".join(json.dumps(plain(row)) + "\n" for row in [*kept, *last]))
         self._path = path
         self._file = path.open("a")
 

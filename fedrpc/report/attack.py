@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedrpc.errors import ConfigError
+from fedrpc.files import explain_unwritable, write_atomically
 from fedrpc.report import attack_page
 from fedrpc.report.attack_picture import draw
 from fedrpc.report.words import counted
@@ -31,10 +31,8 @@ def show_attack(folder: Path, document: Mapping[str, Any], rebuilt: Rebuilt, con
     """Prints the tables, writes attack.json, attack.png and attack.html into the run directory, says where they are."""
     _write(folder / "attack.json", json.dumps(document, indent=1) + "\n")
     _write(folder / "attack.html", attack_page.page(document, rebuilt))
-    try:
+    with explain_unwritable(folder / "attack.png"):
         draw(rebuilt, folder / "attack.png", title_of(document))
-    except OSError as error:
-        raise _unwritable(folder / "attack.png", error) from error
     render(document, console)
     where = f"figures: {folder}/attack.json\npicture: {folder}/attack.png\npage: {folder}/attack.html"
     console.print(Text(where), soft_wrap=True)
@@ -88,13 +86,5 @@ def _context(document: Mapping[str, Any]) -> Table:
 
 
 def _write(path: Path, text: str) -> None:
-    fresh = path.with_name(path.name + ".tmp")
-    try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(path)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"cannot write {path}: {error}; is there room, and may you write there?")
+    with explain_unwritable(path):
+        write_atomically(path, text)

@@ -41,6 +41,7 @@ from rich.text import Text
 
 import fedrpc
 from fedrpc.errors import ConfigError
+from fedrpc.files import explain_unwritable, write_atomically
 from fedrpc.methods import METHODS
 from fedrpc.report.comparison_page import (
     BASELINE,
@@ -177,12 +178,8 @@ def _check_alike(first: Run, other: Run) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    fresh = path.with_name(path.name + ".tmp")
-    try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}; is there room, and may you write there?") from error
+    with explain_unwritable(path):
+        write_atomically(path, text)
 
 
 # The figures

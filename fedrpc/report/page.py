@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fedrpc.errors import ConfigError
+from fedrpc.files import explain_unwritable, write_atomically
 from fedrpc.report import plots_bytes, plots_learning, plots_split
 from fedrpc.report.markup import Figure, Tile, card, facts, folded, section, table
 from fedrpc.report.style import CSS
@@ -45,12 +45,9 @@ def write_page(run_dir: Path) -> Path:
 
 
 def _write(run: Run) -> Path:
-    path, fresh = run.folder / "report.html", run.folder / "report.html.tmp"
-    try:
-        fresh.write_text(page(run), encoding="utf-8")
-        fresh.replace(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}; is there room, and may you write there?") from error
+    path = run.folder / "report.html"
+    with explain_unwritable(path):
+        write_atomically(path, page(run))
     return path
 
 

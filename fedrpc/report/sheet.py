@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
+from fedrpc.files import explain_unwritable, write_atomically
 
 MAX_COLUMNS = 16
 _INCHES = 0.5  # the width of an image
@@ -51,17 +52,13 @@ def draw_sheet(rows: Mapping[str, Tensor], bounds: tuple[Tensor, Tensor] | None,
     axes.tick_params(length=0)
     axes.set_frame_on(False)
     axes.set_title(title, loc="left", fontsize=10)
-    try:
+    with explain_unwritable(path):
         figure.savefig(path, bbox_inches="tight", metadata={"Software": None})
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}; is there room, and may you write there?") from error
     return path
 
 
 def write_text(path: Path, text: str) -> Path:
     """Writes what is said of a sheet beside it."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}; is there room, and may you write there?") from error
+    with explain_unwritable(path):
+        write_atomically(path, text)
     return path

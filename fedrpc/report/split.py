@@ -17,6 +17,7 @@ from fedrpc.data.partition import partition as split
 from fedrpc.data.partition import subsample
 from fedrpc.data.partition_card import card as card_of
 from fedrpc.errors import ConfigError
+from fedrpc.files import explain_unwritable
 from fedrpc.report.words import card_in_words
 
 
@@ -64,8 +65,6 @@ def _check_picture(png: Path | None) -> None:
 
 
 def _draw(card: dict[str, Any], png: Path, title: str, classes: tuple[str, ...]) -> None:
-    try:
+    with explain_unwritable(png):
         png.parent.mkdir(parents=True, exist_ok=True)
         draw.draw(card, png, title, classes)
-    except OSError as error:
-        raise ConfigError(f"cannot write {png}: {error}; is there room, and may you write there?") from error

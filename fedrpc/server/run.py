@@ -22,11 +22,12 @@ from fedrpc.config import RunConfig, build, differences, read_toml, to_toml
 from fedrpc.data.partition_card import card
 from fedrpc.device import choose
 from fedrpc.errors import ConfigError, Unavailable
+from fedrpc.files import write_durably
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.problem import Problem
 from fedrpc.process import return_freed_memory
 from fedrpc.server.app import GrpcServer, Health, Servicer
-from fedrpc.server.checkpoint import CheckpointFolder, write_durably
+from fedrpc.server.checkpoint import CheckpointFolder
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.mailbox import Mailbox
 from fedrpc.server.roster import Roster
