@@ -18,7 +18,7 @@ from fedrpc import models
 from fedrpc.config import RunConfig, params_of
 from fedrpc.data.datasets import DataSet, Split, load
 from fedrpc.data.examples import ClientData, Examples
-from fedrpc.data.partition import Partition, local_split, partition, subsample
+from fedrpc.data.partition import Partition, make_partition, split_train_test, subsample
 from fedrpc.errors import ConfigError
 from fedrpc.methods import METHODS
 from fedrpc.methods.method import Method
@@ -101,13 +101,15 @@ class Problem:
     def partition(self) -> Partition:
         """Who has which training examples."""
         y, seed = self.dataset.train.y, self.config.seed
-        pool = subsample(y, self.config.train_size, seed) if self.config.train_size else None
-        return partition(self.config.partition, y, self.config.clients, seed, group=self.dataset.train.group, pool=pool)
+        subset = subsample(y, self.config.train_size, seed) if self.config.train_size else None
+        return make_partition(
+            self.config.partition, y, self.config.clients, seed, group=self.dataset.train.group, subset=subset
+        )
 
     def local_indices(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """A client's training and test examples, as positions in the training set."""
         mine = self.partition.indices[client]
-        return local_split(mine, self.dataset.train.y, self.config.local_test, self.config.seed, client)
+        return split_train_test(mine, self.dataset.train.y, self.config.local_test, self.config.seed, client)
 
     @cached_property
     def class_counts(self) -> list[list[int]]:

@@ -27,7 +27,7 @@ from fedrpc.errors import DataError
 from fedrpc.methods import METHODS
 from fedrpc.methods.method import Method
 from fedrpc.models.base import MODELS, Architecture, Shape
-from fedrpc.report.table import size
+from fedrpc.report.table import format_size
 
 # Samples that models are counted for; a model without a data set of its own is counted for the first that it takes.
 SHAPES: dict[str, Shape] = {
@@ -156,9 +156,9 @@ def data_table(data_dir: Path | None, *, verify: bool) -> RenderableType:
     for line in datasets.available(data_dir):
         if line.where is None:
             about = Text(f"not here; {_needs(line)}", style="dim")
-            _add(made, line.name, f"~{size(line.size_bytes)}", line.licence, about)
+            _add(made, line.name, f"~{format_size(line.size_bytes)}", line.licence, about)
         else:
-            _add(made, line.name, size(line.size_bytes), line.licence, _state(line, verify))
+            _add(made, line.name, format_size(line.size_bytes), line.licence, _state(line, verify))
     return Group(made, Text(f"\n{_looked_in(data_dir)} {GET}"))
 
 
@@ -211,7 +211,7 @@ def _closing(name: str, folder: Path, made: Path) -> str:
     if made.parent == datasets.EMBEDDED:
         return f"{name} comes with fedrpc: there is nothing to prepare and nothing to set."
     space = sum(path.stat().st_size for path in made.iterdir())
-    told = f"{name} is in {made} ({size(space)})."
+    told = f"{name} is in {made} ({format_size(space)})."
     if Path(os.environ.get("FEDRPC_DATA") or "/dev/null").expanduser().resolve() == folder.resolve():
         return f"{told} FEDRPC_DATA names that folder already: use it with --dataset {name}."
     return f"{told} Use it with --dataset {name} --data-dir {folder}, or set FEDRPC_DATA={folder.resolve()}."
@@ -235,8 +235,8 @@ def partitions() -> RenderableType:
 
 def syntax(name: str, law: Partitioner) -> str:
     """How a partition is written, off its function's signature: `name:a [,b=N] [,flag]`."""
-    parameters = list(inspect.signature(law.split).parameters.values())[1:]
-    kinds = typing.get_type_hints(law.split)
+    parameters = list(inspect.signature(law.assign).parameters.values())[1:]
+    kinds = typing.get_type_hints(law.assign)
     required = [p.name for p in parameters if p.default is p.empty]
     optional = [_written(p, kinds[p.name]) for p in parameters if p.default is not p.empty]
     if not required:

@@ -200,17 +200,17 @@ def list_(
 @app.command()
 def partition(
     dataset: Annotated[str, typer.Option(help="The data set.")] = "fmnist-mini",
-    partition: Annotated[str, typer.Option(help='The split, such as "dirichlet:0.1".')] = "iid",
+    partition: Annotated[str, typer.Option(help='Such as "dirichlet:0.1".')] = "iid",
     clients: Annotated[int, typer.Option(min=1, help="How many clients.")] = 10,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    train_size: Annotated[int | None, typer.Option(min=1, help="Split a stratified part of the training set.")] = None,
+    train_size: Annotated[int | None, typer.Option(min=1, help="Use a stratified part of the training set.")] = None,
     data_dir: DataDir = None,
-    png: Annotated[Path | None, typer.Option(help="Also draw the split to this file.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Also plot the partition to this file.")] = None,
 ) -> None:
     """Show how a partition deals out a data set: a table, and a picture with --png."""
-    from fedrpc.report.split import show_split
+    from fedrpc.report.partition import show_partition
 
-    show_split(dataset, partition, clients, seed, train_size, data_dir, png, console)
+    show_partition(dataset, partition, clients, seed, train_size, data_dir, png, console)
 
 
 @app.command()

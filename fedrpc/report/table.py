@@ -9,10 +9,10 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from fedrpc.report.words import cell, privacy_in_words, reported_in_words
+from fedrpc.report.words import describe_privacy, describe_reported, format_cell
 
 
-def size(num_bytes: float | None) -> str:
+def format_size(num_bytes: float | None) -> str:
     """Bytes for people: 1.23 MB (decimal units, as papers count)."""
     if num_bytes is None:
         return "-"
@@ -23,14 +23,14 @@ def size(num_bytes: float | None) -> str:
     raise AssertionError("the last unit takes everything")
 
 
-def kinds_of(part: Mapping[str, Any]) -> list[str]:
+def list_kinds(part: Mapping[str, Any]) -> list[str]:
     """The kinds that a method sent or was predicted to send any bytes of, from the bytes part of a summary."""
     method, predicted = part["method"], part["predicted"]["by_kind"]
     sent = {kind for d in ("down", "up") for kind, sums in method[d]["by_kind"].items() if any(sums.values())}
     return sorted(sent | {kind for d in ("down", "up") for kind, value in predicted[d].items() if value})
 
 
-def leading_words(entry: Mapping[str, Any]) -> int:
+def count_text_columns(entry: Mapping[str, Any]) -> int:
     """How many of the first columns of a method's own rows are text, at least one."""
     text = [all(isinstance(row[name], str) for row in entry["value"]) for name in entry["columns"]]
     return max(1, [*text, False].index(False))
@@ -42,7 +42,7 @@ def _bytes_table(summary: dict[str, Any]) -> Table:
     for name in ("what", "down", "up"):
         table.add_column(name, justify="left" if name == "what" else "right")
     predicted = part["predicted"]["by_kind"]
-    for kind in kinds_of(part):
+    for kind in list_kinds(part):
         sums = [part["method"][d]["by_kind"].get(kind, {"tensor": 0, "message": 0}) for d in ("down", "up")]
         if any(s["tensor"] for s in sums) or any(predicted[d].get(kind) for d in ("down", "up")):
             table.add_row(f"{kind}: tensors", *(f"{s['tensor']:,}" for s in sums))
@@ -82,7 +82,7 @@ def _facts(summary: dict[str, Any]) -> Table:
         facts.add_row("transport", f"not exact: {part['kernel_note']}")
     else:
         share = 100 * part["transport"] / message if message else 0.0
-        facts.add_row("transport", f"{size(part['transport'])} of HTTP/2 over the messages ({share:.3f} %)")
+        facts.add_row("transport", f"{format_size(part['transport'])} of HTTP/2 over the messages ({share:.3f} %)")
     check = summary["ledger_check"]
     agree = "agree to the byte" if not check["differing"] else f"DIFFER in {check['differing']} rows"
     facts.add_row("ledgers", f"server and {check['clients']} clients {agree} ({check['compared']} rows)")
@@ -90,8 +90,8 @@ def _facts(summary: dict[str, Any]) -> Table:
         facts.add_row("caveat", summary["caveat"])
     for entry in summary.get("reported", {}).values():
         if not entry.get("columns"):
-            facts.add_row(Text(entry["words"]), Text(reported_in_words(entry)))
-    facts.add_row("privacy", privacy_in_words(summary["privacy"]))
+            facts.add_row(Text(entry["words"]), Text(describe_reported(entry)))
+    facts.add_row("privacy", describe_privacy(summary["privacy"]))
     for kind, entry in summary["privacy"]["releases"].items():
         if entry["epsilon"] is not None and summary["privacy"]["epsilon"] is None:
             facts.add_row("", f"{kind} alone: ε = {entry['epsilon']:.4g} at δ = {entry['delta']:g}, {entry['covers']}")
@@ -106,20 +106,20 @@ def _reported(summary: dict[str, Any]) -> Iterator[Table]:
         if not (columns := entry.get("columns")):
             continue
         table = Table(title=Text(entry["words"].capitalize()), title_justify="left", header_style="bold")
-        table.caption, table.caption_justify, table.caption_style = Text(reported_in_words(entry)), "left", ""
-        rows = [[cell(row[name]) for name in columns] for row in entry["value"]]
+        table.caption, table.caption_justify, table.caption_style = Text(describe_reported(entry)), "left", ""
+        rows = [[format_cell(row[name]) for name in columns] for row in entry["value"]]
         for place, heading in enumerate(columns.values()):
             # Where it is narrow, headings and words give way first: a number that is cut off would be another one.
             longest = max((len(row[place]) for row in rows), default=0)
             whole = len(heading) <= max(longest, 8) and not any(" " in row[place] for row in rows)
             table.add_column(Text(heading), vertical="bottom", no_wrap=whole, overflow="fold")
-            table.columns[place].justify = "left" if place < leading_words(entry) else "right"
+            table.columns[place].justify = "left" if place < count_text_columns(entry) else "right"
         for row in rows:
             table.add_row(*map(Text, row))
         yield table
 
 
-def render(summary: dict[str, Any], console: Console) -> None:
+def print_summary(summary: dict[str, Any], console: Console) -> None:
     """Prints a finished run."""
     title = Text(
         f"{summary['method']} on {summary['dataset']}, {summary['partition']}, {summary['num_clients']} clients, "

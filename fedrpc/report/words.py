@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A time: 36.0 s, 5 min 12 s, 2 h 05 min."""
     if seconds < 120:
         return f"{seconds:.1f} s"
@@ -14,12 +14,12 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """A number and its noun: 1 client, 1,000 clients."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def against(measured: int, predicted: int) -> str:
+def compare_to_formula(measured: int, predicted: int) -> str:
     """How measured bytes stand to what a formula gave."""
     if measured == predicted:
         return "exactly as the formula predicts" if predicted else "and none predicted"
@@ -28,12 +28,12 @@ def against(measured: int, predicted: int) -> str:
     return f"{100 * (measured - predicted) / predicted:+.3g} % off the predicted {predicted:,}"
 
 
-def sentence(text: str) -> str:
+def make_sentence(text: str) -> str:
     """Words as a sentence; names keep their capitals, and an epsilon stays an epsilon."""
     return f"{text[0].upper() if text[0].isascii() else text[0]}{text[1:]}."
 
 
-def privacy_in_words(privacy: Mapping[str, Any]) -> str:
+def describe_privacy(privacy: Mapping[str, Any]) -> str:
     """What a run promises: its epsilon, or why there is none."""
     if privacy["epsilon"] is None:
         return str(privacy["reason"])
@@ -43,10 +43,10 @@ def privacy_in_words(privacy: Mapping[str, Any]) -> str:
     return f"ε = {privacy['epsilon']:.4g} at δ = {privacy['delta']:g}{by}{unit}{noise}"
 
 
-def cell(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """A recorded value in a table: 0.3846, 1,000, 12 0 7; what there is none of is a dash."""
     if isinstance(value, list):
-        return " ".join(map(cell, value))
+        return " ".join(map(format_cell, value))
     if value is None or isinstance(value, str):
         return value or "-"
     if isinstance(value, int) or abs(value) >= 1000:
@@ -54,19 +54,20 @@ def cell(value: Any) -> str:
     return f"{value:.4g}"
 
 
-def reported_in_words(entry: Mapping[str, Any]) -> str:
+def describe_reported(entry: Mapping[str, Any]) -> str:
     """A figure of the method's own, without its rows: the value, what it is, and why it is so or when it holds."""
     value, about, why = entry["value"], entry["about"], entry.get("why") or ""
     if entry.get("columns"):
-        return " ".join(sentence(part) for part in (why, about) if part)
+        return " ".join(make_sentence(part) for part in (why, about) if part)
     if isinstance(value, Mapping):
-        value = f"{cell(value['mean'])} on average, {cell(value['least'])} to {cell(value['greatest'])}"
+        average, least, greatest = (format_cell(value[name]) for name in ("mean", "least", "greatest"))
+        value = f"{average} on average, {least} to {greatest}"
     else:
-        value = cell(value)
+        value = format_cell(value)
     return f"{value}{f': {why}' if why else ''}{f' ({about})' if about else ''}"
 
 
-def card_in_words(card: Mapping[str, Any]) -> list[str]:
+def describe_partition(card: Mapping[str, Any]) -> list[str]:
     """A partition card as sentences: who holds how much, and how far from iid that is."""
     sizes, variance, distance = card["sizes"], card["class_variance"], card["emd"]
     count, classes = card["num_clients"], card["num_classes"]
@@ -77,7 +78,7 @@ def card_in_words(card: Mapping[str, Any]) -> list[str]:
     if sizes["min"] == sizes["max"]:
         held = f"{sizes['min']:,} each"
     return [
-        f"{card['num_samples']:,} samples of {classes} classes over {counted(count, 'client')}: {held}.",
+        f"{card['num_samples']:,} samples of {classes} classes over {pluralize(count, 'client')}: {held}.",
         f"{dealt}{dropped}. A client holds {card['classes_per_client']:.1f} classes on average.",
         f"Variance of class shares {variance['mean']:.4f} on average, {variance['min']:.4f} to {variance['max']:.4f} "
         f"(0: all classes equally, {one_class:.4g}: one class only).",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrpc.data.partition import Partition, local_split, partition, subsample
+from fedrpc.data.partition import Partition, make_partition, split_train_test, subsample
 from fedrpc.errors import ConfigError
 
 COVERING = [
@@ -44,7 +44,7 @@ def label_lists(draw: st.DrawFn, classes: int = 1, samples: int = 1) -> np.ndarr
 def attempt(spec: str, y: np.ndarray, num_clients: int, seed: int = 0) -> Partition | None:
     """The split, or None where the specification says that there is none."""
     try:
-        return partition(spec, y, num_clients, seed, group=np.arange(len(y)) // 3)
+        return make_partition(spec, y, num_clients, seed, group=np.arange(len(y)) // 3)
     except ConfigError:
         return None
 
@@ -71,7 +71,7 @@ def test_disjoint_covering_sorted_and_nobody_empty(spec: str, y: np.ndarray, wan
 @pytest.mark.parametrize("spec", ["multimodal", "multimodal:z=1"])
 @given(y=label_lists(classes=4, samples=20), num_clients=st.integers(3, 20), seed=st.integers(0, 2**32))
 def test_multimodal_is_disjoint_and_even(spec: str, y: np.ndarray, num_clients: int, seed: int) -> None:
-    made = partition(spec, y, num_clients, seed)
+    made = make_partition(spec, y, num_clients, seed)
     check(made, num_clients, len(y))
     assert len({len(part) for part in made.indices}) == 1
 
@@ -80,7 +80,7 @@ def test_multimodal_is_disjoint_and_even(spec: str, y: np.ndarray, num_clients: 
 def test_same_seed_same_split_and_other_seed_another(spec: str) -> None:
     y = np.arange(240) % 4
     num_clients = 6 if spec.startswith("quantity") else 4  # one client a class leaves nothing to chance there
-    first, again, other = (partition(spec, y, num_clients, seed) for seed in (7, 7, 8))
+    first, again, other = (make_partition(spec, y, num_clients, seed) for seed in (7, 7, 8))
     assert first.sha256 == again.sha256 != other.sha256
 
 
@@ -104,7 +104,7 @@ STORED = [
 def test_hashes_stay_what_they_were(spec: str, num_clients: int, start: str) -> None:
     """Runs are compared by these hashes, across machines and versions: a change here is a breaking change."""
     y = np.arange(1000) * 7 % 13 % 10
-    made = partition(spec, y, num_clients, 42, group=np.arange(1000) // 37)
+    made = make_partition(spec, y, num_clients, 42, group=np.arange(1000) // 37)
     assert made.sha256.startswith(start)
 
 
@@ -119,22 +119,22 @@ def test_the_hash_is_of_lengths_and_indices() -> None:
 def test_one_sample_clients() -> None:
     y = np.arange(12) % 3
     for spec in ("iid", "iid:stratified", "shards:1", "shards:1,strict", "dirichlet-client:0.1", "quantity:1"):
-        assert [len(part) for part in partition(spec, y, 12, 0).indices] == [1] * 12
+        assert [len(part) for part in make_partition(spec, y, 12, 0).indices] == [1] * 12
 
 
 @pytest.mark.parametrize("spec", ["iid", "shards:1", "dirichlet:1", "dirichlet-client:1", "quantity:1", "multimodal"])
 def test_more_clients_than_samples_is_refused(spec: str) -> None:
     with pytest.raises(ConfigError, match="clients: expected 1 to 20, the number of samples, got 21"):
-        partition(spec, np.arange(20) % 2, 21, 0)
+        make_partition(spec, np.arange(20) % 2, 21, 0)
     with pytest.raises(ConfigError, match="got 0"):
-        partition(spec, np.arange(20) % 2, 0, 0)
+        make_partition(spec, np.arange(20) % 2, 0, 0)
 
 
 @pytest.mark.parametrize(
     "spec", ["shards:2", "dirichlet:0.5,min_size=1", "dirichlet-client:0.1", "quantity:2", "multimodal"]
 )
 def test_more_clients_than_classes(spec: str) -> None:
-    made = partition(spec, np.arange(3000) % 10, 60, 1)
+    made = make_partition(spec, np.arange(3000) % 10, 60, 1)
     assert len(made.indices) == 60
     assert all(len(part) for part in made.indices)
 
@@ -143,22 +143,22 @@ def test_no_infinite_loop_where_no_draw_can_pass() -> None:
     y = np.arange(50_000) % 10
     start = time.monotonic()
     with pytest.raises(ConfigError, match=r"no draw in 300 gave each of 500 clients min_size=10.*block=100") as caught:
-        partition("dirichlet:0.1,retries=300", y, 500, 0)
+        make_partition("dirichlet:0.1,retries=300", y, 500, 0)
     assert time.monotonic() - start < 20
     for remedy in ("raise alpha", "fewer clients", "raise retries", "dirichlet-client"):
         assert remedy in str(caught.value)
-    assert len(partition("dirichlet:0.1,block=100,min_size=3", y, 500, 0).indices) == 500
+    assert len(make_partition("dirichlet:0.1,block=100,min_size=3", y, 500, 0).indices) == 500
 
 
 def test_the_error_says_which_min_size_was_nearly_met() -> None:
     with pytest.raises(ConfigError, match=r"lower min_size \(the best draw had \d+\)"):
-        partition("dirichlet:0.1,min_size=55,retries=20", np.arange(6000) % 10, 100, 0)
+        make_partition("dirichlet:0.1,min_size=55,retries=20", np.arange(6000) % 10, 100, 0)
 
 
 def test_a_class_too_small_for_its_holders_leaves_nobody_empty() -> None:
     y = np.repeat([0, 1], [2, 100])
     with pytest.raises(ConfigError, match=r"4 of 12 clients would hold no sample, client 4 first; use fewer clients"):
-        partition("quantity:1", y, 12, 0)
+        make_partition("quantity:1", y, 12, 0)
 
 
 # pools
@@ -168,17 +168,17 @@ def test_a_pool_is_split_and_nothing_else() -> None:
     y = np.arange(500) % 5
     pool = np.arange(0, 500, 3)
     for spec in ("iid", "shards:2", "dirichlet:1", "dirichlet-client:1", "quantity:2"):
-        made = partition(spec, y, 8, 0, pool=pool)
+        made = make_partition(spec, y, 8, 0, subset=pool)
         assert np.array_equal(np.sort(np.concatenate(made.indices)), pool)
-        assert partition(spec, y, 8, 0, pool=pool[::-1]).sha256 == made.sha256
-    by_group = partition("natural", y, 4, 0, group=np.arange(500) % 4, pool=pool)
+        assert make_partition(spec, y, 8, 0, subset=pool[::-1]).sha256 == made.sha256
+    by_group = make_partition("natural", y, 4, 0, group=np.arange(500) % 4, subset=pool)
     assert [set(part % 4) for part in by_group.indices] == [{0}, {1}, {2}, {3}]
 
 
 @pytest.mark.parametrize("pool", [[1, 1, 2], [-1, 2], [3, 10], []])
 def test_a_pool_of_other_than_distinct_indices_is_refused(pool: list[int]) -> None:
-    with pytest.raises(ConfigError, match="pool: expected distinct indices from 0 to 9"):
-        partition("iid", np.zeros(10), 1, 0, pool=np.array(pool))
+    with pytest.raises(ConfigError, match="subset: expected distinct indices from 0 to 9"):
+        make_partition("iid", np.zeros(10), 1, 0, subset=np.array(pool))
 
 
 @given(label_lists(), st.floats(0, 1), st.integers(0, 99))
@@ -210,7 +210,7 @@ def test_subsample_of_mnist_size_and_its_limits() -> None:
 @given(label_lists(), st.floats(0, 0.99), st.integers(0, 99))
 def test_local_split_is_stratified(y: np.ndarray, fraction: float, client: int) -> None:
     indices = np.flatnonzero(np.arange(len(y)) % 2 == 0)
-    train, test = local_split(indices, y, fraction, 3, client)
+    train, test = split_train_test(indices, y, fraction, 3, client)
     assert np.array_equal(np.sort(np.concatenate([train, test])), indices)
     assert (np.diff(train) > 0).all()
     assert (np.diff(test) > 0).all()
@@ -224,18 +224,18 @@ def test_local_split_is_stratified(y: np.ndarray, fraction: float, client: int) 
 
 def test_local_split_by_hand() -> None:
     y = np.repeat([0, 1, 2], [50, 30, 1])
-    train, test = local_split(np.arange(81), y, 0.2, 0, 0)
+    train, test = split_train_test(np.arange(81), y, 0.2, 0, 0)
     assert np.bincount(y[test], minlength=3).tolist() == [10, 6, 0]
     assert len(train) == 65
     for client in (0, 1):
-        assert len(local_split(np.arange(81), y, 0.0, 0, client)[1]) == 0
-    assert not np.array_equal(test, local_split(np.arange(81), y, 0.2, 0, 1)[1])
-    assert not np.array_equal(test, local_split(np.arange(81), y, 0.2, 1, 0)[1])
-    assert np.array_equal(test, local_split(np.arange(81)[::-1], y, 0.2, 0, 0)[1])
+        assert len(split_train_test(np.arange(81), y, 0.0, 0, client)[1]) == 0
+    assert not np.array_equal(test, split_train_test(np.arange(81), y, 0.2, 0, 1)[1])
+    assert not np.array_equal(test, split_train_test(np.arange(81), y, 0.2, 1, 0)[1])
+    assert np.array_equal(test, split_train_test(np.arange(81)[::-1], y, 0.2, 0, 0)[1])
 
 
 def test_a_client_with_one_sample_keeps_it_for_training() -> None:
-    train, test = local_split(np.array([4]), np.zeros(9, np.int64), 0.9, 0, 0)
+    train, test = split_train_test(np.array([4]), np.zeros(9, np.int64), 0.9, 0, 0)
     assert train.tolist() == [4]
     assert test.tolist() == []
     assert test.dtype == np.int64
@@ -244,4 +244,4 @@ def test_a_client_with_one_sample_keeps_it_for_training() -> None:
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
 def test_a_fraction_that_is_none_is_refused(fraction: float) -> None:
     with pytest.raises(ConfigError, match="local_test: expected a share from 0 to below 1"):
-        local_split(np.arange(9), np.zeros(9), fraction, 0, 0)
+        split_train_test(np.arange(9), np.zeros(9), fraction, 0, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedrpc.data.partition import partition
+from fedrpc.data.partition import make_partition
 from fedrpc.errors import ConfigError
 
 MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -17,7 +17,7 @@ def shuffled(counts: list[int]) -> np.ndarray:
 
 def table(spec: str, y: np.ndarray, num_clients: int, seed: int = 0, group: np.ndarray | None = None) -> np.ndarray:
     """n_kc."""
-    made = partition(spec, y, num_clients, seed, group=group)
+    made = make_partition(spec, y, num_clients, seed, group=group)
     return np.stack([np.bincount(y[part], minlength=int(y.max()) + 1) for part in made.indices])
 
 
@@ -56,7 +56,7 @@ def test_shards_of_equal_classes(per_class: int, size: int) -> None:
 
 def test_shards_follow_the_order_of_the_data_set_within_a_class() -> None:
     y = np.arange(40) % 2
-    made = partition("shards:1", y, 4, 0)
+    made = make_partition("shards:1", y, 4, 0)
     expected = [list(range(0, 20, 2)), list(range(20, 40, 2)), list(range(1, 20, 2)), list(range(21, 40, 2))]
     assert sorted(part.tolist() for part in made.indices) == sorted(expected)
 
@@ -75,7 +75,7 @@ def test_shards_may_straddle_labels_and_strict_ones_do_not() -> None:
 def test_strict_shards_cut_a_tiny_class_once_and_need_a_shard_for_each() -> None:
     assert (table("shards:1,strict", shuffled([1, 500, 499]), 10) > 0).sum(1).tolist() == [1] * 10
     with pytest.raises(ConfigError, match="a shard or more for each class in all"):
-        partition("shards:1,strict", shuffled([50] * 10), 9, 0)
+        make_partition("shards:1,strict", shuffled([50] * 10), 9, 0)
 
 
 # multimodal
@@ -112,10 +112,10 @@ def test_multimodal_of_unequal_classes_keeps_equal_clients() -> None:
 
 
 def test_multimodal_without_enough_says_so() -> None:
-    with pytest.raises(ConfigError, match="fewer samples than the 32 clients that shall hold it"):
-        partition("multimodal", shuffled([20] * 10), 100, 0)
-    with pytest.raises(ConfigError, match="the default takes 4 classes and 3 clients or more"):
-        partition("multimodal", shuffled([20] * 3), 10, 0)
+    with pytest.raises(ConfigError, match="fewer samples than the 32 clients that must hold it"):
+        make_partition("multimodal", shuffled([20] * 10), 100, 0)
+    with pytest.raises(ConfigError, match="the default needs 4 classes and 3 clients or more"):
+        make_partition("multimodal", shuffled([20] * 3), 10, 0)
 
 
 # dirichlet by label
@@ -240,7 +240,7 @@ def test_quantity(q: int) -> None:
 
 def test_quantity_needs_a_client_for_each_class() -> None:
     with pytest.raises(ConfigError, match="a client for each of the 10 classes, got 9; give --clients 10 or more"):
-        partition("quantity:3", shuffled([50] * 10), 9, 0)
+        make_partition("quantity:3", shuffled([50] * 10), 9, 0)
 
 
 # natural
@@ -248,14 +248,14 @@ def test_quantity_needs_a_client_for_each_class() -> None:
 
 def test_natural_gives_one_group_to_each_client() -> None:
     group = np.array([30, 10, 20, 10, 30, 30])
-    made = partition("natural", np.zeros(6), 3, 0, group=group)
+    made = make_partition("natural", np.zeros(6), 3, 0, group=group)
     assert [part.tolist() for part in made.indices] == [[1, 3], [2], [0, 4, 5]]
 
 
 def test_natural_merges_whole_groups_evenly() -> None:
     sizes = [50, 10, 10, 10, 10, 10, 40, 20, 40]
     group = np.random.default_rng(0).permutation(np.repeat(np.arange(9), sizes))
-    made = partition("natural", np.zeros(200), 4, 0, group=group)
+    made = make_partition("natural", np.zeros(200), 4, 0, group=group)
     held = [set(group[part]) for part in made.indices]
     assert sum(map(len, held)) == 9
     assert [len(part) for part in made.indices] == [50, 50, 50, 50]
@@ -263,4 +263,4 @@ def test_natural_merges_whole_groups_evenly() -> None:
 
 def test_natural_cannot_divide_groups() -> None:
     with pytest.raises(ConfigError, match="clients: expected at most 3, the number of groups, got 4"):
-        partition("natural", np.zeros(9), 4, 0, group=np.arange(9) // 3)
+        make_partition("natural", np.zeros(9), 4, 0, group=np.arange(9) // 3)

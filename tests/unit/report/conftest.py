@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fedrpc.config import RunConfig, to_toml
-from fedrpc.data.partition import partition
-from fedrpc.data.partition_card import card
+from fedrpc.data.partition import make_partition
+from fedrpc.data.partition_summary import summarize_partition
 from fedrpc.wire.ledger import Key, Sums, to_json, totals
 
 MakeRun = Callable[..., Path]
@@ -145,12 +145,13 @@ def write_run(
     )
     y = np.arange(max(6000, 20 * clients)) % num_classes
     rows = list(ledger(clients, rounds, per_round, weights))
-    told = list(records(clients, rounds, per_round, epochs, num_classes, evaluated=evaluated, local_test=local_test))
+    history = list(records(clients, rounds, per_round, epochs, num_classes, evaluated=evaluated, local_test=local_test))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.toml").write_text(to_toml(config))
-    (folder / "records.jsonl").write_text(lines(told))
+    (folder / "records.jsonl").write_text(lines(history))
     (folder / "ledger.jsonl").write_text("".join(to_json(*row) + "\n" for row in rows))
-    (folder / "partition.json").write_text(json.dumps(card(partition(config.partition, y, clients, 0), y, num_classes)))
+    partition = make_partition(config.partition, y, clients, 0)
+    (folder / "partition.json").write_text(json.dumps(summarize_partition(partition, y, num_classes)))
     (folder / "privacy.jsonl").write_text(
         lines(
             release(client, index, kind)
@@ -159,7 +160,7 @@ def write_run(
             for kind in ("weights", "scalars")
         )
     )
-    (folder / "summary.json").write_text(json.dumps(summary_of(config, rows, told)))
+    (folder / "summary.json").write_text(json.dumps(summary_of(config, rows, history)))
     return folder
 
 

@@ -15,9 +15,9 @@ from rich.console import Console
 from torch import Tensor
 
 from fedrpc.errors import ConfigError
-from fedrpc.report.attack import render, show_attack
-from fedrpc.report.attack_page import page
-from fedrpc.report.attack_picture import draw, is_image, lines, pixels
+from fedrpc.report.attack import print_attack, show_attack
+from fedrpc.report.attack_page import render_page
+from fedrpc.report.attack_picture import is_image, to_lines, to_pixels, write_picture
 from fedrpc.study.attacks.evidence import NOISE, RAW, SHARED, UNTRAINED
 from fedrpc.study.attacks.rebuilding import Rebuilt, Row
 
@@ -84,7 +84,7 @@ def document(found: Rebuilt, **changes: Any) -> dict[str, Any]:
 
 def printed(values: dict[str, Any], width: int = 80) -> str:
     screen = io.StringIO()
-    render(values, Console(file=screen, width=width))
+    print_attack(values, Console(file=screen, width=width))
     return screen.getvalue()
 
 
@@ -102,11 +102,11 @@ def test_the_tables_have_every_figure_beside_what_controls_must_come_to() -> Non
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_what_was_not_traced_is_told() -> None:
+def test_the_number_of_untraced_items_is_printed() -> None:
     text = " ".join(printed(document(rebuilt())).split())
     assert "Shared: 70 items (activations with labels; 16x14x14 float16)." in text
-    assert "originals: 64, not: 6: 5 equal no item made again, 1 equal several. Judged: 64." in text
-    assert "3,900 training examples that nobody shared, 100 of the test set." in text
+    assert "originals: 64, not: 6: 5 match no recomputed item, 1 match several. Evaluated: 64." in text
+    assert "3,900 training examples that no client shared, 100 of the test set." in text
 
 
 def sources(html: str) -> list[str]:
@@ -114,7 +114,7 @@ def sources(html: str) -> list[str]:
 
 
 def test_the_page_needs_nothing_from_outside_and_escapes_words() -> None:
-    html = page(document(rebuilt()), rebuilt())
+    html = render_page(document(rebuilt()), rebuilt())
     assert "<script" not in html
     assert "http" not in html
     assert all(source.startswith("data:image/png;base64,") for source in sources(html))
@@ -124,7 +124,7 @@ def test_the_page_needs_nothing_from_outside_and_escapes_words() -> None:
 
 
 def test_images_stand_side_by_side_as_pictures() -> None:
-    html = page(document(rebuilt()), rebuilt(count=4))
+    html = render_page(document(rebuilt()), rebuilt(count=4))
     found = re.findall(r'<img alt="([^"]+)" src="data:image/png;base64,([^"]+)"', html)
     assert [name for name, _ in found] == ["original", "linear", "non-linear"] * 4
     assert all(base64.b64decode(data).startswith(b"\x89PNG") for _, data in found)
@@ -133,7 +133,7 @@ def test_images_stand_side_by_side_as_pictures() -> None:
 
 def test_signals_are_lines() -> None:
     found = rebuilt((3, 128))
-    html = page(document(found), found)
+    html = render_page(document(found), found)
     assert "<img" not in html
     assert html.count('aria-label="original signal"') == html.count('aria-label="linear signal"') == 2
     assert len(re.findall(r'<polyline class="l\d thin"', html)) == 2 * 3 * 3  # items, pictures, channels
@@ -142,7 +142,7 @@ def test_signals_are_lines() -> None:
 
 def test_vectors_are_lines_and_have_no_similarity() -> None:
     found = rebuilt((20,))
-    html = page(document(found), found)
+    html = render_page(document(found), found)
     assert "<img" not in html
     assert html.count('aria-label="original signal"') == 2
     assert "<td class=num>-</td>" in html
@@ -152,7 +152,7 @@ def test_vectors_are_lines_and_have_no_similarity() -> None:
 def test_a_mark_that_is_never_seen_and_failed_controls_stand_out() -> None:
     values = document(rebuilt(), failed_controls=["raw inputs did not come back"], verdict="Do not trust this study.")
     values["context"] |= {"enough_for_90": {"shared": None, "raw": 30}}
-    html = page(values, rebuilt())
+    html = render_page(values, rebuilt())
     assert "never here" in html
     assert 'class="tile bad"><div class="name">controls</div><div class="value">failed' in html
     assert "Do not trust this study." in printed(values)
@@ -179,7 +179,7 @@ def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 128), (1, 28, 28), (1, 40, 3), (9,)])
 def test_the_picture_takes_any_input(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    draw(rebuilt(shape, count=1), tmp_path / "x.png", "title")
+    write_picture(rebuilt(shape, count=1), tmp_path / "x.png", "title")
     assert (tmp_path / "x.png").stat().st_size > 1000
 
 
@@ -187,13 +187,13 @@ def test_what_is_an_image_and_what_its_colours_are() -> None:
     assert is_image((3, 32, 32))
     assert not is_image((1, 128, 3))
     assert not is_image((3, 128))
-    grey = pixels(torch.tensor([[[0.0, 0.5, 2.0]]]), 0.0, 1.0)
+    grey = to_pixels(torch.tensor([[[0.0, 0.5, 2.0]]]), 0.0, 1.0)
     assert grey.tolist() == [[[0, 0, 0], [128, 128, 128], [255, 255, 255]]]
     red: Tensor = torch.stack([torch.ones(1, 1), torch.zeros(1, 1), torch.zeros(1, 1)])
-    assert pixels(red, 0.0, 1.0).tolist() == [[[255, 0, 0]]]
+    assert to_pixels(red, 0.0, 1.0).tolist() == [[[255, 0, 0]]]
 
 
 def test_lines_run_along_time() -> None:
-    assert lines(torch.zeros(8, 30)).shape == (6, 30)
-    assert lines(torch.zeros(1, 128, 3)).shape == (3, 128)
-    assert lines(torch.zeros(5)).shape == (1, 5)
+    assert to_lines(torch.zeros(8, 30)).shape == (6, 30)
+    assert to_lines(torch.zeros(1, 128, 3)).shape == (3, 128)
+    assert to_lines(torch.zeros(5)).shape == (1, 5)

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from fedrpc.cli.main import app
 from fedrpc.errors import ConfigError
-from fedrpc.report.page import show_runs, tiles, write_page
-from fedrpc.report.table import size
+from fedrpc.report.page import make_tiles, show_runs, write_page
+from fedrpc.report.table import format_size
 from fedrpc.study.reading import read_run
 
 MakeRun = Callable[..., Path]
@@ -81,13 +81,13 @@ def test_the_page_has_the_numbers_of_the_summary(make_run: MakeRun) -> None:
     for told in ("last ten 55.50 %", "91.25 % in round 3 (test-selected)", "77.77 %", "worst tenth 51.50 %", "12.3 %²"):
         assert told in text
     assert "1.250 x FedAvg" in page.text
-    assert size(sum(part["total"][direction]["kernel"] for direction in ("down", "up"))) in page.text
+    assert format_size(sum(part["total"][direction]["kernel"] for direction in ("down", "up"))) in page.text
     assert summary["model_sha256"] in page.text
-    assert "4,242 rows of 5 clients held against the server's" in page.text
+    assert "4,242 rows of 5 clients compared with the server's" in page.text
     assert "agree to the byte" in page.text
 
 
-def test_every_figure_is_there(make_run: MakeRun) -> None:
+def test_every_plot_is_there(make_run: MakeRun) -> None:
     page = checked(write_page(make_run()))
     titles = [
         *("Accuracy", "Loss", "Recall of each class", "Accuracy on clients' own tests", "Local losses"),
@@ -96,7 +96,7 @@ def test_every_figure_is_there(make_run: MakeRun) -> None:
             "Layers",
             "Bytes over rounds",
             "Accuracy against bytes",
-            "Who paid how many bytes",
+            "Bytes of each client",
         ),
         *("Samples of each client", "Class shares", "Releases", "Ledger check", "Configuration"),
     ]
@@ -172,7 +172,7 @@ def test_epsilon_is_shown_with_who_reckoned_it_and_where_noise_came_from(make_ru
         "at δ = 1e-05 (RDP)",
         "gaussian (sigma 0.5)",
         "Theorem 1",
-        "no protection from who knows the seed",
+        "no protection against anyone who knows the seed",
     ):
         assert told in text
     (folder / "config.toml").write_text((folder / "config.toml").read_text().replace('"seeded"', '"secret"'))
@@ -198,7 +198,7 @@ def test_the_ledger_tile_is_honest(make_run: MakeRun, check: dict[str, int], val
     folder = make_run()
     summary = json.loads((folder / "summary.json").read_text())
     edited(folder, ledger_check=summary["ledger_check"] | check)
-    tile = next(tile for tile in tiles(read_run(folder)) if tile.name == "ledgers")
+    tile = next(tile for tile in make_tiles(read_run(folder)) if tile.name == "ledgers")
     assert (tile.value, tile.mood) == (value, mood)
 
 
@@ -206,7 +206,7 @@ def test_measured_bytes_that_miss_the_formula_are_told(make_run: MakeRun) -> Non
     folder = make_run()
     part = json.loads((folder / "summary.json").read_text())["bytes"]
     edited(folder, bytes=part | {"predicted": part["predicted"] | {"total": part["predicted"]["total"] // 2}})
-    tile = next(tile for tile in tiles(read_run(folder)) if tile.name == "overhead")
+    tile = next(tile for tile in make_tiles(read_run(folder)) if tile.name == "overhead")
     assert "+100 % off the predicted" in tile.note
 
 

@@ -246,7 +246,7 @@ def test_a_whole_attack(runs, tmp_path: Path, name: str) -> None:
 
 
 def test_the_same_seed_gives_the_same_attack(runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedrpc.report.attack.draw", lambda *_: None)  # slow, and the same for all
+    monkeypatch.setattr("fedrpc.report.attack.write_picture", lambda *_: None)  # slow, and the same for all
     documents: list[dict[str, Any]] = []
     for seed in (0, 0, 1):
         folder = Path(shutil.copytree(runs("fedbr")[0], tmp_path / str(len(documents))))
