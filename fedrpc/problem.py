@@ -40,9 +40,9 @@ class Problem:
 
     def __init__(self, config: RunConfig, data_dir: Path | None = None) -> None:
         dataset = load(config.dataset, data_dir)
-        self.dataset: DataSet = dataset.first_channels(config.channels) if config.channels else dataset
+        self.dataset: DataSet = dataset.select_channels(config.channels) if config.channels else dataset
         if config.model == "auto":
-            name = models.default_for(self.dataset.shape, config.dataset)
+            name = models.choose_default(self.dataset.shape, config.dataset)
             config = config.model_copy(update={"model": name})
         self.config = config
         cls = METHODS[config.method]
@@ -55,7 +55,7 @@ class Problem:
                 f"{config.method} refuses DP-SGD: {stance.reason}; leave --dp-sgd out or choose another --method"
             )
         # A model that does not fit the data says so now. `init` knows no method, phase or client.
-        self._base_bytes = models.payload_bytes(models.tensors(self._network(self._configured)))
+        self._base_bytes = models.count_payload_bytes(models.read_tensors(self._network(self._configured)))
         self._template = self._network(lambda: self.method.network(self._configured))
         self.env = Env(
             params=self.params,

@@ -20,8 +20,8 @@ from fedrpc.data.examples import Examples
 from fedrpc.methods import base
 from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
 from fedrpc.methods.method import ClientContext, ClientId, Cost, Env, Method, Phase, Round, Shapes, on
-from fedrpc.models.split import split
-from fedrpc.models.state import load, load_optimizer, optimizer_tensors, tensors
+from fedrpc.models.cut import cut
+from fedrpc.models.state import load, load_optimizer, read_optimizer, read_tensors
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
@@ -48,7 +48,7 @@ def trained(ctx: ClientContext, weights: Tensors, data: Examples | None = None) 
     model = ctx.model()
     load(model, weights)
     report = ctx.train(model, cross_entropy, data=data)
-    return Trained(tensors(model), report.num_examples)
+    return Trained(read_tensors(model), report.num_examples)
 
 
 async def averaged(rnd: Round, replies: Any) -> tuple[Tensors, list[ClientId]]:
@@ -95,7 +95,7 @@ class ToyFlea(Method[Start]):
         layer: int = 0
 
     def init(self, env: Env) -> Start:
-        return Start(tensors(env.model()), None)
+        return Start(read_tensors(env.model()), None)
 
     async def round(self, state: Start, rnd: Round) -> Start:
         weights, who = await averaged(rnd, rnd.ask(FIT_WITH_BUFFER, state))
@@ -114,12 +114,12 @@ class ToyFlea(Method[Start]):
             value = cross_entropy(model, x, y)
             if buffer is not None and len(buffer.labels):
                 at = torch.from_numpy(rng.integers(len(buffer.labels), size=len(y)))
-                tail = split(model, ctx.params.layer)[1]
+                tail = cut(model, ctx.params.layer)[1]
                 value = value + F.cross_entropy(tail(buffer.values[at]), buffer.labels[at])
             return value
 
         report = ctx.train(model, loss)
-        return Trained(tensors(model), report.num_examples)
+        return Trained(read_tensors(model), report.num_examples)
 
     @on(EXTRACT)
     def extract(self, ctx: ClientContext, msg: Model) -> Features:
@@ -132,14 +132,14 @@ class ToyFlea(Method[Start]):
         load(model, msg.weights)
         x, y = ctx.data.train.batch(kept.index.numpy())
         with torch.no_grad():
-            return Features(split(model, ctx.params.layer)[0](x), y)
+            return Features(cut(model, ctx.params.layer)[0](x), y)
 
     def model(self, state: Start) -> Tensors:
         return state.weights
 
     def cost(self, shapes: Shapes) -> Cost:
         with torch.no_grad():
-            head = split(shapes.env.model().eval(), shapes.env.params.layer)[0]
+            head = cut(shapes.env.model().eval(), shapes.env.params.layer)[0]
             row = 4 * head(torch.zeros(1, *shapes.env.shape)).numel() + 8
         alpha = shapes.env.params.alpha
         pools = [sum(math.floor(alpha * shapes.num_examples[c]) for c in cohort) for cohort in shapes.cohorts]
@@ -223,7 +223,7 @@ class ToyDpms(Method[Pool]):
         width: int = 4
 
     def init(self, env: Env) -> Pool:
-        return Pool(tensors(env.model()), {}, {}, [])
+        return Pool(read_tensors(env.model()), {}, {}, [])
 
     async def round(self, state: Pool, rnd: Round) -> Pool:
         partners = await self._match(state, rnd)
@@ -352,7 +352,7 @@ class ToyMpgan(Method[Gan]):
         global_noise: bool = Field(False, description="draw from torch's global stream, as layers with dropout do")
 
     def init(self, env: Env) -> Gan:
-        return Gan(tensors(env.model()), tensors(self._generator(env)), {}, 0)
+        return Gan(read_tensors(env.model()), read_tensors(self._generator(env)), {}, 0)
 
     def _generator(self, env: Env) -> nn.Module:
         return env.build("generator", lambda: nn.Linear(5, math.prod(env.shape)))
@@ -369,7 +369,7 @@ class ToyMpgan(Method[Gan]):
             images = generator(noise).reshape(-1, *rnd.env.shape)
             feedback = [reply.body.images async for reply in rnd.ask(GAN_STEP, Images(images.detach()))]
             await rnd.compute(self._learn, optimizer, images, feedback)
-            state = Gan(state.weights, tensors(generator), optimizer_tensors(optimizer), step + 1)
+            state = Gan(state.weights, read_tensors(generator), read_optimizer(optimizer), step + 1)
             if (step + 1) % rnd.params.save_every == 0:
                 await rnd.save(state)
         weights, _ = await averaged(rnd, rnd.ask(FIT, Global(state.weights)))
@@ -396,7 +396,7 @@ class ToyMpgan(Method[Gan]):
         optimizer.zero_grad()
         (guess(judge(real), ones) + guess(judge(msg.images), zeros)).backward()
         optimizer.step()
-        ctx.store.put("player", Player(tensors(judge), optimizer_tensors(optimizer)))
+        ctx.store.put("player", Player(read_tensors(judge), read_optimizer(optimizer)))
         images = msg.images.clone().requires_grad_()
         guess(judge(images), ones).backward()
         assert images.grad is not None
@@ -519,7 +519,7 @@ class ToyLoyal(Method[Loyal]):
     name = "toy-loyal"
 
     def init(self, env: Env) -> Loyal:
-        return Loyal(tensors(env.model()), {}, {})
+        return Loyal(read_tensors(env.model()), {}, {})
 
     async def round(self, state: Loyal, rnd: Round) -> Loyal:
         last, missed = dict(state.last), dict(state.missed)

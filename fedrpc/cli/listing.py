@@ -113,7 +113,7 @@ def reference_shape(name: str) -> Shape | None:
     for dataset, shape in SHAPES.items():
         if models.pairing.BY_DATASET.get(dataset) == name:
             return shape
-    return next((shape for shape in SHAPES.values() if name in models.fitting(shape)), None)
+    return next((shape for shape in SHAPES.values() if name in models.list_fitting(shape)), None)
 
 
 def num_parameters(name: str, shape: Shape) -> int:
@@ -134,7 +134,7 @@ def dataset_listing() -> RenderableType:
     made = _table(
         "data set", "here", "classes", "sample", "train", "test", "about", numbers=("classes", "train", "test")
     )
-    for line in datasets.available():
+    for line in datasets.list_available():
         if line.where is None:
             _add(made, line.name, "no", "-", "-", "-", "-", Text(_needs(line), style="dim"))
         elif line.note:
@@ -153,7 +153,7 @@ def _needs(line: datasets.Listing) -> str:
 def data_table(data_dir: Path | None, *, verify: bool) -> RenderableType:
     """What is here and where, what it takes to get the rest; with `verify` every byte of what is here is read."""
     made = _table("data set", "size", "licence", "where it is, or what it takes", numbers=("size",))
-    for line in datasets.available(data_dir):
+    for line in datasets.list_available(data_dir):
         if line.where is None:
             about = Text(f"not here; {_needs(line)}", style="dim")
             _add(made, line.name, f"~{format_size(line.size_bytes)}", line.licence, about)

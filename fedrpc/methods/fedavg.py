@@ -28,7 +28,7 @@ from fedrpc.methods.method import (
     on,
     register,
 )
-from fedrpc.models.state import load, tensors
+from fedrpc.models.state import load, read_tensors
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 
@@ -66,7 +66,7 @@ def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def update_of(ctx: ClientContext, model: nn.Module, report: TrainReport) -> Update:
     """A trained model as it goes up, with what its training promises."""
     return Update(
-        ctx.release("weights", tensors(model), report.covered),
+        ctx.release("weights", read_tensors(model), report.covered),
         ctx.release("num_examples", report.num_examples, report.described),
         ctx.release("losses", torch.tensor(report.epoch_losses, dtype=torch.float64), report.described),
     )
@@ -104,7 +104,7 @@ class FedAvg(Method[Global, P]):
 
     def init(self, env: Env[P]) -> Global:
         """The configured network's initial weights."""
-        return Global(tensors(env.model()))
+        return Global(read_tensors(env.model()))
 
     async def round(self, state: Global, rnd: Round[P]) -> Global:
         """Asks the cohort to train and averages what comes back."""

@@ -22,7 +22,7 @@ from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.earlier import earlier_state
 from fedrpc.methods.runtime import Env
 from fedrpc.methods.tools import Pictures
-from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate, in_batches
+from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate, iterate_batches
 from fedrpc.problem import Problem
 from fedrpc.report.sheet import MAX_COLUMNS, draw_sheet, write_text
 from fedrpc.seeds import derive
@@ -112,7 +112,7 @@ def _agreement(given: tuple[Tensor, Tensor], problem: Problem, oracle_epochs: in
     oracle, classes = problem.oracle(oracle_epochs, device), problem.env.num_classes
     real, made = (
         evaluate(oracle, data, num_classes=classes, device=device)
-        for data in (problem.external_test().batches(BATCH_SIZE), in_batches(*given))
+        for data in (problem.external_test().batches(BATCH_SIZE), iterate_batches(*given))
     )
     return {
         "num_given": len(given[1]),

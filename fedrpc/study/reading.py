@@ -146,7 +146,7 @@ class Run:
     @cached_property
     def releases(self) -> list[Releases]:
         """privacy.jsonl with like releases counted together; mechanism parameters that differ stay apart."""
-        return _releases(records_file.read(self.folder / "privacy.jsonl"))
+        return _releases(records_file.read_records(self.folder / "privacy.jsonl"))
 
 
 def _releases(rows: Iterable[Mapping[str, Any]]) -> list[Releases]:
@@ -172,7 +172,7 @@ def read_run(folder: Path) -> Run:
         folder=folder,
         config=_parsed(folder / "config.toml", lambda path: tomllib.loads(path.read_text(encoding="utf-8"))),
         summary=_parsed(folder / "summary.json", _json),
-        records=_parsed(folder / "records.jsonl", lambda path: list(records_file.read(path))),
+        records=_parsed(folder / "records.jsonl", lambda path: list(records_file.read_records(path))),
         card=_parsed(folder / "partition.json", _json),
     )
     asked, played = run.config.get("rounds"), run.summary.get("num_rounds")

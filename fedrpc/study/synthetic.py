@@ -25,7 +25,7 @@ from fedrpc.config import build
 from fedrpc.device import choose
 from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.zero_shot import Made, ZeroShotParams, inversion, require_statistics
-from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate, in_batches
+from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate, iterate_batches
 from fedrpc.problem import Problem
 from fedrpc.report.sheet import MAX_COLUMNS, draw_sheet, write_text
 from fedrpc.seeds import derive
@@ -99,7 +99,7 @@ def judge(problem: Problem, model: nn.Module, params: ZeroShotParams, oracle_epo
     made, oracle = batch.made(), problem.oracle(oracle_epochs, device)
 
     def of(network: nn.Module) -> tuple[Evaluation, Evaluation]:
-        real, inputs = problem.external_test().batches(BATCH_SIZE), in_batches(made.x, made.y)
+        real, inputs = problem.external_test().batches(BATCH_SIZE), iterate_batches(made.x, made.y)
         one, two = (
             evaluate(network, data, num_classes=problem.env.num_classes, device=device) for data in (real, inputs)
         )

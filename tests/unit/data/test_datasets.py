@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedrpc.data.datasets import DATASETS, EMBEDDED, available, load, open_folder, verify
+from fedrpc.data.datasets import DATASETS, EMBEDDED, list_available, load, open_folder, verify
 from fedrpc.data.layout import Raw
 from fedrpc.data.origins import Origin
 from fedrpc.errors import DataError, UnknownName
@@ -97,7 +97,7 @@ def test_own_values_undo_the_normalisation(
 ) -> None:
     data = load("own", place(request.getfixturevalue(kind)).parent)
     expected = torch.from_numpy(np.array(data.train.x, dtype=np.float32)) / data.scale
-    assert torch.allclose(data.own_values(data.inputs(data.train.x, normalise), normalise), expected, atol=1e-5)
+    assert torch.allclose(data.restore_values(data.inputs(data.train.x, normalise), normalise), expected, atol=1e-5)
 
 
 def test_inputs_are_a_copy(images: Raw, place: Place) -> None:
@@ -293,7 +293,7 @@ def test_available_lists_present_absent_and_broken(images: Raw, place: Place, ed
     edit(broken, scale=0)
     (folder.parent / ".birds.1.new").mkdir()
     (folder.parent / ".birds.1.new" / "meta.json").write_text("{}")
-    lines = {line.name: line for line in available(folder.parent)}
+    lines = {line.name: line for line in list_available(folder.parent)}
     assert {"birds", "broken", "fmnist-mini", "mnist", "urbansound8k"} <= set(lines)
     assert not any(name.startswith(".") for name in lines)
     birds = lines["birds"]
@@ -314,7 +314,7 @@ def test_a_registered_set_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(DATASETS._items, "birdsong", Origin("CC0", "birds", "a microphone", 5, make))
     with pytest.raises(DataError, match="a microphone"):
         load("birdsong", tmp_path)
-    assert "birdsong" in {line.name for line in available(tmp_path)}
+    assert "birdsong" in {line.name for line in list_available(tmp_path)}
 
 
 # the set that comes with the package
@@ -352,7 +352,7 @@ def test_fmnist_mini_can_be_learnt() -> None:
 
 def test_the_first_channels_are_a_view_with_a_digest_of_its_own(images: Raw, place: Place) -> None:
     whole = load("own", place(images).parent)
-    part = whole.first_channels(1)
+    part = whole.select_channels(1)
     assert part.shape == (1, 4, 5)
     assert np.shares_memory(part.train.x, whole.train.x)
     for normalise in ("standard", "unit", "symmetric"):
@@ -361,4 +361,4 @@ def test_the_first_channels_are_a_view_with_a_digest_of_its_own(images: Raw, pla
         assert torch.equal(part.inputs(part.train.x[rows], normalise), expected)
     assert part.digest != whole.digest
     with pytest.raises(DataError, match="'own' has 2, got 3; ask for fewer"):
-        whole.first_channels(3)
+        whole.select_channels(3)

@@ -11,7 +11,17 @@ import torch
 from torch import nn
 
 from fedrpc.errors import ConfigError, UnknownName
-from fedrpc.models import MODELS, Model, build, default_for, payload_bytes, split, staged, tensors, unwrapped
+from fedrpc.models import (
+    MODELS,
+    Model,
+    build,
+    choose_default,
+    count_payload_bytes,
+    cut,
+    read_tensors,
+    require_stages,
+    unwrap,
+)
 
 # name, shape, classes, options, parameters, floats in BatchNorm's running statistics, BatchNorm layers
 COUNTS = [
@@ -62,7 +72,7 @@ MAPS = [
 
 def made(name: str, shape: tuple[int, ...], classes: int, **options: object) -> Model:
     torch.manual_seed(0)
-    return staged(build(name, shape, classes, **options), "this test")
+    return require_stages(build(name, shape, classes, **options), "this test")
 
 
 def batch(shape: tuple[int, ...], size: int = 3) -> torch.Tensor:
@@ -80,7 +90,7 @@ def test_counts_are_those_of_the_papers(name, shape, classes, options, count, fl
     assert sum(b.numel() for b in model.buffers() if b.is_floating_point()) == floats
     assert len(batch_norms(model)) == layers
     # Payload: four bytes a float and eight for each BatchNorm's counter.
-    assert payload_bytes(tensors(model)) == 4 * (count + floats) + 8 * layers
+    assert count_payload_bytes(read_tensors(model)) == 4 * (count + floats) + 8 * layers
 
 
 @pytest.mark.parametrize(("name", "shape", "classes", "cuts", "width", "layer"), SMALL)
@@ -93,7 +103,7 @@ def test_every_cut_gives_back_the_model(name, shape, classes, cuts, width, layer
     with torch.no_grad():
         whole = model(x)
         for i in range(cuts):
-            head, tail = split(model, i)
+            head, tail = cut(model, i)
             assert torch.equal(tail(head(x)), whole), f"cut {i}"
 
 
@@ -106,7 +116,7 @@ def test_logits_features_and_default_layer(name, shape, classes, cuts, width, la
         assert features.shape == (3, width)
         assert model(x).shape == (3, classes)
         assert torch.equal(model.classifier(features), model(x))
-        assert torch.equal(split(model, cuts - 1)[0](x), features)
+        assert torch.equal(cut(model, cuts - 1)[0](x), features)
     assert isinstance(model.classifier, nn.Linear)
     assert model.split_layer_default == layer
 
@@ -119,11 +129,11 @@ def test_gradient_reaches_every_parameter(name, shape, classes, cuts, width, lay
     assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
 
 
-@pytest.mark.parametrize(("name", "shape", "cut", "expected"), MAPS)
-def test_features_at_a_cut(name, shape, cut, expected):
+@pytest.mark.parametrize(("name", "shape", "layer", "expected"), MAPS)
+def test_features_at_a_cut(name, shape, layer, expected):
     model = made(name, shape, 10).eval()
     with torch.no_grad():
-        assert split(model, cut)[0](batch(shape, 2)).shape == (2, *expected)
+        assert cut(model, layer)[0](batch(shape, 2)).shape == (2, *expected)
 
 
 def test_audionet_takes_any_size():
@@ -133,7 +143,7 @@ def test_audionet_takes_any_size():
 
 def test_audionet_normalises_after_its_activation():
     model = made("audionet", (1, 64, 128), 10).train()
-    shared = split(model, 1)[0](batch((1, 64, 128)))
+    shared = cut(model, 1)[0](batch((1, 64, 128)))
     assert shared.min() < 0
     assert shared.mean(dim=(0, 2, 3)).abs().max() < 1e-5
 
@@ -170,7 +180,7 @@ def test_a_model_survives_deepcopy_with_its_own_parameters():
 
 
 def test_the_same_seed_gives_the_same_model():
-    first, second = (tensors(made("harnet", (6, 128), 6)) for _ in range(2))
+    first, second = (read_tensors(made("harnet", (6, 128), 6)) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -250,14 +260,14 @@ def test_an_outside_builder_takes_any_option(monkeypatch):
     ],
 )
 def test_defaults_pair_models_and_data(shape, dataset, expected):
-    assert default_for(shape, dataset) == expected
+    assert choose_default(shape, dataset) == expected
     assert build(expected, shape, 4)(batch(shape)).shape == (3, 4)
 
 
 @pytest.mark.parametrize("shape", [(7,), (2, 128), (4, 8, 8), (3, 10), (1, 2, 2, 2), ()])
 def test_without_a_sensible_default_the_option_is_named(shape):
     with pytest.raises(ConfigError, match="--model"):
-        default_for(shape, "mine")
+        choose_default(shape, "mine")
 
 
 def test_importing_the_room_does_not_import_torchvision():
@@ -268,10 +278,10 @@ def test_importing_the_room_does_not_import_torchvision():
 
 def test_a_model_says_which_part_of_an_input_it_sees():
     model, x = build("harnet", (6, 128), 6).eval(), torch.randn(4, 6, 128)
-    seen = model.seen(x)
+    seen = model.select_input(x)
     assert seen.numel() == 4 * 3 * 128
     assert torch.equal(model(seen), model(x))
-    assert build("zda-mnist", (1, 28, 28), 10).seen(x) is x
+    assert build("zda-mnist", (1, 28, 28), 10).select_input(x) is x
 
 
 def test_a_network_that_private_training_has_wrapped_is_still_one():
@@ -281,6 +291,6 @@ def test_a_network_that_private_training_has_wrapped_is_still_one():
             self._module = module
 
     inner = build("zda-mnist", (1, 28, 28), 10)
-    assert staged(Wrapper(inner), "this") is inner
-    assert staged(inner, "this") is inner
-    assert unwrapped(nn.Flatten()).__class__ is nn.Flatten
+    assert require_stages(Wrapper(inner), "this") is inner
+    assert require_stages(inner, "this") is inner
+    assert unwrap(nn.Flatten()).__class__ is nn.Flatten

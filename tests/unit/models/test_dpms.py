@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedrpc.errors import ConfigError
-from fedrpc.models import build, tensors
-from fedrpc.models.dpms import Decoder, Dpms, Vae, latent_model, vae_parts
+from fedrpc.models import build, read_tensors
+from fedrpc.models.dpms import Decoder, Dpms, Vae, require_latent
 
 
 def count(module: torch.nn.Module) -> int:
@@ -16,7 +16,7 @@ def count(module: torch.nn.Module) -> int:
 
 def made(shape: tuple[int, ...], classes: int = 10) -> Vae:
     torch.manual_seed(0)
-    return vae_parts(shape, classes)
+    return Vae(Dpms(shape, classes))
 
 
 def test_part_counts_for_grey_images():
@@ -58,8 +58,8 @@ def test_the_classifier_reads_the_latent_mean():
 
 def test_its_tensors_begin_with_the_plain_models():
     torch.manual_seed(0)
-    plain = tensors(build("dpms", (1, 28, 28), 10))
-    vae = tensors(made((1, 28, 28)))
+    plain = read_tensors(build("dpms", (1, 28, 28), 10))
+    vae = read_tensors(made((1, 28, 28)))
     assert list(vae)[: len(plain)] == list(plain)
     assert all(torch.equal(plain[name], vae[name]) for name in plain)
     assert {name.split(".")[0] for name in list(vae)[len(plain) :]} == {"logvar", "decoder"}
@@ -76,9 +76,9 @@ def test_an_auto_encoder_around_a_plain_model_trains_that_very_model():
 
 
 def test_other_networks_have_no_latent_vector():
-    assert latent_model(made((1, 28, 28)), "this").latent == 32
+    assert require_latent(made((1, 28, 28)), "this").latent == 32
     with pytest.raises(ConfigError, match="this needs a latent vector to decode, which Linear has not"):
-        latent_model(torch.nn.Linear(1, 1), "this")
+        require_latent(torch.nn.Linear(1, 1), "this")
 
 
 def test_the_whole_objective_reaches_every_parameter():
@@ -90,7 +90,7 @@ def test_the_whole_objective_reaches_every_parameter():
 
 
 def test_another_latent_dimension_reaches_every_part():
-    vae = vae_parts((1, 28, 28), 10, latent=7)
+    vae = Vae(Dpms((1, 28, 28), 10, latent=7))
     assert vae.classifier.in_features == 7
     assert Decoder((1, 28, 28), 7)(torch.zeros(1, 7)).shape == (1, 1, 28, 28)
     assert vae.decoder(vae.encode(torch.zeros(1, 1, 28, 28))[1]).shape == (1, 1, 28, 28)
@@ -98,4 +98,4 @@ def test_another_latent_dimension_reaches_every_part():
 
 def test_sides_that_four_does_not_divide_are_refused():
     with pytest.raises(ConfigError, match="sides that 4 divides"):
-        vae_parts((1, 30, 30), 10)
+        Vae(Dpms((1, 30, 30), 10))

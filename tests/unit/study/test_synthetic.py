@@ -32,7 +32,7 @@ def changed(folder: Path, **values: Any) -> Problem:
     )
     (folder / "config.toml").write_text(to_toml(config))
     problem = Problem(config)
-    save_file(models.tensors(problem.network()), folder / "model.safetensors")
+    save_file(models.read_tensors(problem.network()), folder / "model.safetensors")
     return problem
 
 
@@ -97,7 +97,7 @@ def test_a_network_without_batchnorm_is_refused(make_run: MakeRun, monkeypatch: 
     changed(folder)
     plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
     monkeypatch.setattr(Problem, "network", lambda _: plain)
-    save_file(models.tensors(plain), folder / "model.safetensors")
+    save_file(models.read_tensors(plain), folder / "model.safetensors")
     with pytest.raises(ConfigError, match="fedrpc synthetic makes data from the statistics"):
         shown(folder)
 
