@@ -79,7 +79,7 @@ def write(folder: Path, name: str, raw: Raw, *, licence: str, source: str) -> No
 
 @contextmanager
 def replace_folder(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder` that takes its name when the block succeeds and vanishes when it fails.
+    """Yields a new folder that replaces `folder` if the block succeeds and is removed if it fails.
 
     Processes that have the old folder's files mapped keep them.
     """

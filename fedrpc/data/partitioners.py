@@ -13,7 +13,7 @@ from fedrpc.data.apportion import apportion
 from fedrpc.data.partition_spec import Source, partitioner, require
 from fedrpc.errors import ConfigError
 
-MAX_ALPHA = 1e12  # the draws overflow far above, and are give equal shares long before
+MAX_ALPHA = 1e12  # samples overflow far above this, and are equal shares long before
 
 
 @partitioner("iid", example="iid:stratified")
@@ -130,16 +130,16 @@ def dirichlet(
     retries: int = 2000,
     block: int | None = None,
 ) -> list[np.ndarray]:
-    """Dirichlet by label: each class is shared out among the clients in proportions drawn from Dir(alpha).
+    """Dirichlet by label: each class is divided among the clients in proportions sampled from Dir(alpha).
 
-    A draw in which a client holds fewer than `min_size` samples is thrown away, at most `retries` times a block.
+    A draw in which a client holds fewer than `min_size` samples is rejected, at most `retries` times per block.
 
     - `balance` (default true): a client that holds its fair share N/K takes nothing of the classes that follow, so
       sizes stay comparable; `balance=false` is the textbook law.
     - `min_size` (default 10; with `equal_size` half of the fair share).
     - `block` (default 0, off; with `equal_size` 10): divides the data class by class into equal parts for blocks of at
       most that many clients, each sampled separately; for many clients and a small alpha, where no draw would pass.
-    - `equal_size` (default false): lays all clients' lists end to end and cuts the row anew into equal sizes.
+    - `equal_size` (default false): concatenates all clients' samples and divides them again into equal sizes.
     """
     require(0 < alpha <= MAX_ALPHA, "dirichlet", "alpha", f"a number above 0, at most {MAX_ALPHA:g}", alpha)
     require(retries >= 1, "dirichlet", "retries", "1 or more", retries)
@@ -194,8 +194,8 @@ def _sample_until_accepted(
 def _sample_counts(counts: np.ndarray, size: int, alpha: float, balance: bool, rng: np.random.Generator) -> np.ndarray:
     """One draw: samples of each class (row) for each client (column).
 
-    Proportions are drawn among the clients that still take samples. That is the law of drawing among all, zeroing the
-    full ones and normalising again, without the case in which nothing is left to normalise.
+    Proportions are sampled among the clients that are not full yet. That has the same distribution as sampling among
+    all, zeroing the full ones and normalising again, but always leaves something to normalise.
     """
     sampled = np.zeros((len(counts), size), dtype=np.int64)
     fair = counts.sum() / size
@@ -232,9 +232,9 @@ def dirichlet_client(source: Source, alpha: float) -> list[np.ndarray]:
 
 
 def _take(size: int, concentration: np.ndarray, stock: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One client's class counts: drawn from its mixture as far as the stock goes.
+    """One client's class counts: sampled from its mixture while the stock lasts.
 
-    Each pass either ends or empties a class, so there are few.
+    Each pass either finishes or empties a class, so there are few.
     """
     mixture = rng.dirichlet(concentration)
     taken = np.zeros_like(stock)

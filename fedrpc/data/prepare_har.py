@@ -84,5 +84,5 @@ def _read_matrix(read: Callable[[str], bytes], name: str) -> np.ndarray:
 def _read_column(read: Callable[[str], bytes], name: str, rows: int) -> np.ndarray:
     values = np.loadtxt(_open_text(read, name), dtype=np.int64, ndmin=1)
     if values.shape != (rows,):
-        raise DataError(f"uci-har, {name}: expected {rows} lines, as many as there are windows, got {len(values)}")
+        raise DataError(f"uci-har, {name}: expected {rows} lines, one for each window, got {len(values)}")
     return values

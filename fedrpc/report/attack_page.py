@@ -84,7 +84,7 @@ def _make_tiles(document: Mapping[str, Any]) -> list[Tile]:
     most = f"{part['shared'][-1]:.1f} % from {part['sizes'][-1]:,} items; raw inputs: {part['raw'][-1]:.1f} %"
     mark = Tile("items until a mark is detected in 90 %", f"{needed:,}" if needed else "never here", most)
     labels = shared["labels"]
-    clear = Tile("labels", "in clear" if labels else "none", f"{labels or 'nothing'} beside the items")
+    clear = Tile("labels", "in clear" if labels else "none", f"{labels or 'nothing'} alongside the items")
     failed = document["failed_controls"]
     good = "raw inputs are rebuilt, noise reveals nothing, a shuffled mark is not detected"
     held = Tile("controls", "failed" if failed else "hold", "; ".join(failed) or good, "bad" if failed else "good")
@@ -107,7 +107,7 @@ def _collect_decoders(document: Mapping[str, Any]) -> dict[str, Any]:
     members = document["shared"]["inputs_per_item"]
     return {
         "table": Table(("decoder sees", "decoder", "", "MSE", "variance left", "SSIM"), rows, words=3),
-        "caption": f"An item is made of {members} inputs: the nearest one counts." if members > 1 else "",
+        "caption": f"An item combines {members} inputs: the nearest one counts." if members > 1 else "",
     }
 
 

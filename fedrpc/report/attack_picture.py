@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedrpc.study.attacks.rebuilding import Rebuilt
 
-MAX_CHANNELS = 6  # of a signal that are drawn
+MAX_CHANNELS = 6  # of a signal
 
 
 def is_image(shape: tuple[int, ...]) -> bool:

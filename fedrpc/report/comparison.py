@@ -9,7 +9,7 @@ compare.json (sizes in bytes, accuracies in percent; `null` where a value does n
                   what it follows from; `cohorts` is {agree, rounds_apart: {method: [round, ...]}}, read off the ledgers
     baseline      {method, by}: what overheads are measured against; `by` is "run" or "formula"
     methods       a list in the order in which they were named, of
-      method, run             its name, and its run directory beside this file
+      method, run             its name, and its run directory, relative to this file
       params                  its own parameters
       shares, raw_data        what leaves a client besides weights and scalars; whether that is raw data
       accuracy                {last, last10, best, best_round, best_is} or null; last10 is the mean of the last ten
@@ -136,7 +136,7 @@ def show_comparison(
 
 
 def show_finished(folders: Sequence[Path], console: Console) -> None:
-    """Prints the tables of finished runs and comparisons, and writes their pages anew."""
+    """Prints the tables of finished runs and comparisons, and rewrites their pages."""
     compared = [folder for folder in folders if (folder / "compare.json").is_file()]
     show_runs([folder for folder in folders if folder not in compared], console)
     for folder in compared:

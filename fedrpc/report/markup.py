@@ -19,7 +19,7 @@ class Plot:
     Attributes:
         svg: The drawing, as SVG that needs no escaping.
         legend: (style, words) of each thing shown; a style is what the drawing used.
-        wide: Whether it takes the page's whole width.
+        wide: Whether it fills the page's width.
     """
 
     title: str
@@ -31,7 +31,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Tile:
-    """One headline fact: a name for it, the fact, and what one should know beside it."""
+    """One headline fact: its name, its value, and a note."""
 
     name: str
     value: str

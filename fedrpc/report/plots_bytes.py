@@ -45,7 +45,7 @@ def plot_by_kind(run: Run) -> Plot | None:
         canvas.write(76, canvas.y(top + 0.5) + 5, ARROWS[direction], "end", "strong")
         for row, (name, values) in enumerate(bars):
             _draw_bar(canvas, top + 1 + row, f"{direction}, {name}", values, styles)
-    caption = "Predicted is the method's own formula, to be held against tensors; the numbers are in the table."
+    caption = "Predicted is the method's own formula, to compare with tensors; the numbers are in the table."
     return Plot("Bytes by kind and layer", canvas.svg(grid=False), caption, [(s, name) for name, s in styles.items()])
 
 

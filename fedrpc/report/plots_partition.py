@@ -10,7 +10,7 @@ from fedrpc.report.markup import Plot
 from fedrpc.report.plots_learning import MAX_BARS
 from fedrpc.report.svg import WIDE, Axis, Canvas, pick_fill
 
-MAX_COLOURS = 20  # more classes than this cannot be told apart by colour
+MAX_COLOURS = 20  # more classes than this cannot be distinguished by colour
 Counts = Sequence[Sequence[int]]  # examples by client and class
 
 

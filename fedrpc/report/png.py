@@ -36,7 +36,7 @@ def write_png(plots: Sequence[Plot], path: Path, title: str, subtitle: str) -> N
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("a PNG needs matplotlib, which is not installed: pip install matplotlib") from None
+        raise ConfigError("a picture needs matplotlib, which is not installed: pip install matplotlib") from None
     drawings = [ElementTree.fromstring(plot.svg) for plot in plots]
     sizes = [tuple(float(number) for number in drawing.attrib["viewBox"].split()[2:]) for drawing in drawings]
     above = [_LINE * (2 + -(-len(plot.legend) // _LEGEND_COLUMNS)) for plot in plots]  # a gap, the title, the legend

@@ -49,7 +49,7 @@ def choose_log_ticks(low: float, high: float, count: int = 8) -> list[float]:
 
 
 def choose_whole_ticks(low: int, high: int, count: int = 8) -> list[float]:
-    """Round whole numbers within low to high."""
+    """Round integers from low to high."""
     step = max(1, int(max(choose_ticks(0, max(1, high - low), count)[1], 1)))
     return [float(value) for value in range(-(-low // step) * step, high + 1, step)]
 

@@ -13,18 +13,18 @@ from fedrpc.report.words import describe_privacy, describe_reported, format_cell
 
 
 def format_size(num_bytes: float | None) -> str:
-    """Bytes for people: 1.23 MB (decimal units, as papers count)."""
+    """Bytes in decimal units: 1.23 MB."""
     if num_bytes is None:
         return "-"
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(num_bytes) < 1000 or unit == "TB":
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.2f} {unit}"
         num_bytes /= 1000
-    raise AssertionError("the last unit takes everything")
+    raise AssertionError("the last unit covers everything")
 
 
 def list_kinds(part: Mapping[str, Any]) -> list[str]:
-    """The kinds that a method sent or was predicted to send any bytes of, from the bytes part of a summary."""
+    """The kinds that a method sent, or was predicted to send, from the bytes of a summary."""
     method, predicted = part["method"], part["predicted"]["by_kind"]
     sent = {kind for d in ("down", "up") for kind, sums in method[d]["by_kind"].items() if any(sums.values())}
     return sorted(sent | {kind for d in ("down", "up") for kind, value in predicted[d].items() if value})
@@ -36,7 +36,7 @@ def count_text_columns(entry: Mapping[str, Any]) -> int:
     return max(1, [*text, False].index(False))
 
 
-def _bytes_table(summary: dict[str, Any]) -> Table:
+def _tabulate_bytes(summary: dict[str, Any]) -> Table:
     part = summary["bytes"]
     table = Table(title="Bytes on the wire", title_justify="left", header_style="bold")
     for name in ("what", "down", "up"):
@@ -56,7 +56,7 @@ def _bytes_table(summary: dict[str, Any]) -> Table:
     return table
 
 
-def _facts(summary: dict[str, Any]) -> Table:
+def _list_facts(summary: dict[str, Any]) -> Table:
     part, accuracy = summary["bytes"], summary["accuracy"]
     message = sum(part["total"][d]["message"] for d in ("down", "up"))
     facts = Table.grid(padding=(0, 2))
@@ -71,8 +71,8 @@ def _facts(summary: dict[str, Any]) -> Table:
             clients = f"mean {accuracy['client_mean']:.2f} %, variance {accuracy['client_variance']:.1f} %²"
             facts.add_row("on clients' tests", f"{clients}, worst tenth {accuracy['worst_decile']:.2f} %")
         if (measured := accuracy.get("features")) and measured.get("davies_bouldin") is not None:
-            tells = f"distance correlation {measured['dcor']:.2f} (unrelated {measured['dcor_null']:.2f})"
-            facts.add_row("features", f"Davies-Bouldin {measured['davies_bouldin']:.2f}; {tells}")
+            correlation = f"distance correlation {measured['dcor']:.2f} (unrelated {measured['dcor_null']:.2f})"
+            facts.add_row("features", f"Davies-Bouldin {measured['davies_bouldin']:.2f}; {correlation}")
     if summary.get("exposure"):
         reached = ", ".join(f"{kind} {100 * share:.1f} %" for kind, share in summary["exposure"].items())
         facts.add_row("exposure", f"{reached} of all pairs of clients")
@@ -100,8 +100,8 @@ def _facts(summary: dict[str, Any]) -> Table:
     return facts
 
 
-def _reported(summary: dict[str, Any]) -> Iterator[Table]:
-    """Those of the method's own figures that have rows, each with what must be known of it."""
+def _tabulate_reported(summary: dict[str, Any]) -> Iterator[Table]:
+    """The method's own values that have rows, each as a table with its explanation."""
     for entry in summary.get("reported", {}).values():
         if not (columns := entry.get("columns")):
             continue
@@ -109,7 +109,7 @@ def _reported(summary: dict[str, Any]) -> Iterator[Table]:
         table.caption, table.caption_justify, table.caption_style = Text(describe_reported(entry)), "left", ""
         rows = [[format_cell(row[name]) for name in columns] for row in entry["value"]]
         for place, heading in enumerate(columns.values()):
-            # Where it is narrow, headings and words give way first: a number that is cut off would be another one.
+            # On a narrow terminal headings and words wrap first: a number that is cut off would be misread.
             longest = max((len(row[place]) for row in rows), default=0)
             whole = len(heading) <= max(longest, 8) and not any(" " in row[place] for row in rows)
             table.add_column(Text(heading), vertical="bottom", no_wrap=whole, overflow="fold")
@@ -126,4 +126,4 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         f"{summary['num_rounds']} rounds, seed {summary['seed']}",
         style="bold",
     )
-    console.print(Group(Text(), title, _bytes_table(summary), *_reported(summary), _facts(summary)))
+    console.print(Group(Text(), title, _tabulate_bytes(summary), *_tabulate_reported(summary), _list_facts(summary)))

@@ -24,7 +24,7 @@ from fedrpc.methods.runtime import Env
 from fedrpc.methods.tools import Pictures
 from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate, iterate_batches
 from fedrpc.problem import Problem
-from fedrpc.report.sheet import MAX_COLUMNS, draw_sheet, write_text
+from fedrpc.report.sheet import MAX_COLUMNS, write_sheet, write_text
 from fedrpc.seeds import derive
 from fedrpc.study.reading import Run
 
@@ -64,10 +64,10 @@ def show_generated(run: Run, problem: Problem, oracle_epochs: int, console: Cons
     written = [write_text(folder / "generated.json", json.dumps(facts, indent=1) + "\n")]
     rows = _rows(found.samples, nearest, train)
     rows |= _real(problem, len(next(iter(rows.values()))))
-    written.append(draw_sheet(rows, env.bounds, folder / "generated.png", f"Generated and nearest real: {run.title}"))
+    written.append(write_sheet(rows, env.bounds, folder / "generated.png", f"Generated and nearest real: {run.title}"))
     if found.progress:
         title = f"The generator as it learned: {run.title}"
-        written.append(draw_sheet(found.progress, env.bounds, folder / "progress.png", title))
+        written.append(write_sheet(found.progress, env.bounds, folder / "progress.png", title))
     console.print(Text("\n".join(f"written: {path}" for path in written)), soft_wrap=True)
 
 

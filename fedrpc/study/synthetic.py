@@ -27,7 +27,7 @@ from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.zero_shot import Made, ZeroShotParams, inversion, require_statistics
 from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate, iterate_batches
 from fedrpc.problem import Problem
-from fedrpc.report.sheet import MAX_COLUMNS, draw_sheet, write_text
+from fedrpc.report.sheet import MAX_COLUMNS, write_sheet, write_text
 from fedrpc.seeds import derive
 from fedrpc.study.generated import MakesPictures, show_generated
 from fedrpc.study.reading import Run, read_run
@@ -67,7 +67,7 @@ def show_synthetic(
     written = [write_text(folder / "synthetic.json", json.dumps(facts, indent=1) + "\n")]
     if len(problem.dataset.shape) == 3:
         rows, title = _rows(judgement.made, problem), f"Made from the final model: {run.title}"
-        written.append(draw_sheet(rows, problem.env.bounds, folder / "synthetic.png", title))
+        written.append(write_sheet(rows, problem.env.bounds, folder / "synthetic.png", title))
     console.print(Text("\n".join(f"written: {path}" for path in written)), soft_wrap=True)
 
 

@@ -49,7 +49,7 @@ def test_a_constant_channel_has_deviation_one() -> None:
     assert measure_channels(x, 255.0) == ([round(7 / 255, 6)], [1.0])
 
 
-def test_whole_keeps_the_old_folder_when_writing_fails(tmp_path: Path) -> None:
+def test_the_old_folder_stays_when_writing_fails(tmp_path: Path) -> None:
     target = tmp_path / "set"
     target.mkdir()
     (target / "old").write_text("old")
@@ -64,7 +64,7 @@ def test_whole_keeps_the_old_folder_when_writing_fails(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == ["set", "old"]
 
 
-def test_whole_replaces_the_old_folder(tmp_path: Path) -> None:
+def test_the_new_folder_replaces_the_old_one(tmp_path: Path) -> None:
     target = tmp_path / "set"
     target.mkdir()
     (target / "old").write_text("old")

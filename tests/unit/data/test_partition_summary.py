@@ -9,21 +9,21 @@ from fedrpc.data.partition import Partition, make_partition
 from fedrpc.data.partition_summary import summarize_partition
 
 
-def test_a_card_by_hand() -> None:
+def test_a_summary_by_hand() -> None:
     y = np.array([0, 0, 1, 1, 2, 2, 2, 2])
-    made = summarize_partition(Partition("own", (np.array([0, 1]), np.array([2, 4, 5, 6])), dropped=2), y, 4)
-    assert made["n_kc"] == [[2, 0, 0, 0], [0, 1, 3, 0]]
-    assert made["sizes"] == {"min": 2, "median": 3.0, "max": 4}
-    assert (made["disjoint"], made["covering"], made["dropped"], made["num_samples"]) == (True, False, 2, 6)
-    assert made["class_variance"]["per_client"] == [0.1875, np.var([0, 0.25, 0.75, 0])]
+    summary = summarize_partition(Partition("own", (np.array([0, 1]), np.array([2, 4, 5, 6])), dropped=2), y, 4)
+    assert summary["n_kc"] == [[2, 0, 0, 0], [0, 1, 3, 0]]
+    assert summary["sizes"] == {"min": 2, "median": 3.0, "max": 4}
+    assert (summary["disjoint"], summary["covering"], summary["dropped"], summary["num_samples"]) == (True, False, 2, 6)
+    assert summary["class_variance"]["per_client"] == [0.1875, np.var([0, 0.25, 0.75, 0])]
     pooled = np.array([2, 1, 3, 0]) / 6
     distances = [np.abs([1, 0, 0, 0] - pooled).sum(), np.abs([0, 0.25, 0.75, 0] - pooled).sum()]
-    assert made["emd"]["per_client"] == pytest.approx(distances)
-    assert made["emd"]["mean"] == pytest.approx(np.mean(distances))
-    assert made["classes_per_client"] == 1.5
+    assert summary["emd"]["per_client"] == pytest.approx(distances)
+    assert summary["emd"]["mean"] == pytest.approx(np.mean(distances))
+    assert summary["classes_per_client"] == 1.5
 
 
-def test_extremes() -> None:
+def test_the_extremes_of_both_measures() -> None:
     y = np.arange(1000) % 10
     same = summarize_partition(make_partition("iid:stratified", y, 10, 0), y, 10)
     assert same["class_variance"]["max"] == 0
@@ -34,16 +34,16 @@ def test_extremes() -> None:
     assert apart["emd"]["mean"] == pytest.approx(1.8)
 
 
-def test_it_is_json_and_names_the_split() -> None:
+def test_it_is_json_and_names_the_partition() -> None:
     y = np.arange(600) % 10
-    made = make_partition("multimodal", y, 10, 0)
-    again = json.loads(json.dumps(summarize_partition(made, y, 10)))
-    assert again["sha256"] == made.sha256
+    partition = make_partition("multimodal", y, 10, 0)
+    again = json.loads(json.dumps(summarize_partition(partition, y, 10)))
+    assert again["sha256"] == partition.sha256
     assert again["spec"] == "multimodal"
-    assert again["dropped"] == 600 - sum(map(len, made.indices)) > 0
+    assert again["dropped"] == 600 - sum(map(len, partition.indices)) > 0
 
 
-def test_two_owners_of_a_sample_show() -> None:
+def test_a_sample_with_two_owners_is_not_disjoint() -> None:
     shared = Partition("own", (np.array([0, 1]), np.array([1])))
     assert not summarize_partition(shared, np.zeros(2, np.int64), 1)["disjoint"]
 

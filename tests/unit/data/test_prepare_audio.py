@@ -62,7 +62,7 @@ def test_the_official_layout(archive: Path, tmp_path: Path, inside: bool) -> Non
     assert np.abs(data.train.x[2, 0, :48, :30].astype(int) - data.train.x[3, 0, :48, :30])[20:40].mean() < 3
 
 
-def test_what_is_missing_is_named(archive: Path, tmp_path: Path) -> None:
+def test_errors_name_the_missing_file(archive: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"--source with the unpacked UrbanSound8K"):
         prepare("urbansound8k", tmp_path / "out")
     with pytest.raises(DataError, match=r"expected metadata/UrbanSound8K.csv"):

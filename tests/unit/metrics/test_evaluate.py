@@ -61,7 +61,7 @@ def test_evaluation_leaves_no_trace():
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_modes_come_back_after_a_failure():
+def test_modes_are_restored_after_a_failure():
     model = build("zda-mnist", (1, 12, 12), 10).train()
     with pytest.raises(RuntimeError):
         evaluate(model, [(torch.randn(5, 9), torch.arange(5))], num_classes=10)
@@ -87,7 +87,7 @@ def test_batches_are_full_and_the_rest():
         list(iterate_batches(x, y[1:]))
 
 
-def test_the_split_into_batches_does_not_matter():
+def test_the_division_into_batches_does_not_matter():
     torch.manual_seed(0)
     model = build("zda-mnist", (1, 12, 12), 10)
     x, y = torch.randn(50, 1, 12, 12), torch.randint(10, (50,))
@@ -108,11 +108,11 @@ def test_wrong_logits_and_labels_are_refused():
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12), st.integers(0, 12))
 def test_parts_add_up_to_the_whole(pairs, cut):
-    def judged(some: list[tuple[int, int]]) -> Evaluation:
+    def evaluate_pairs(some: list[tuple[int, int]]) -> Evaluation:
         batches = [(one_hot(*(p for p, _ in some)), torch.tensor([y for _, y in some]))] if some else []
         return evaluate(Fixed(), batches, num_classes=3)
 
-    whole, parts = judged(pairs), judged(pairs[:cut]) + judged(pairs[cut:])
+    whole, parts = evaluate_pairs(pairs), evaluate_pairs(pairs[:cut]) + evaluate_pairs(pairs[cut:])
     assert parts.per_class_correct == whole.per_class_correct
     assert parts.per_class_total == whole.per_class_total
     assert (parts.num_examples, parts.num_correct) == (whole.num_examples, whole.num_correct)

@@ -50,7 +50,7 @@ def test_a_shared_pool_exposes_everyone():
     assert exposure_curve(log, 7, lag=0) == [(0, 1.0)]
 
 
-def test_an_upload_that_nobody_downloads_exposes_nobody():
+def test_an_upload_that_is_never_downloaded_exposes_no_client():
     assert exposure_curve([Movement(0, 0, "up")], 4) == []
 
 

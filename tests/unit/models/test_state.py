@@ -14,7 +14,7 @@ def model(seed: int = 0) -> torch.nn.Module:
     return build("zda-mnist", (1, 12, 12), 10)
 
 
-def test_tensors_are_the_whole_state_in_order():
+def test_tensors_are_the_complete_state_in_order():
     module = model()
     state = read_tensors(module)
     assert list(state) == list(module.state_dict())
@@ -59,7 +59,7 @@ def test_load_keeps_the_parameters_identity():
     assert all(p.requires_grad for p in module.parameters())
 
 
-def broken(change: str) -> dict[str, torch.Tensor]:
+def break_tensors(change: str) -> dict[str, torch.Tensor]:
     state = read_tensors(model(1))
     if change == "missing":
         del state["classifier.bias"]
@@ -85,7 +85,7 @@ def test_a_misfit_is_explained_and_changes_nothing(change, message):
     module = model()
     before = read_tensors(module)
     with pytest.raises(ConfigError, match=message):
-        load(module, broken(change))
+        load(module, break_tensors(change))
     after = read_tensors(module)
     assert all(torch.equal(before[name], after[name]) for name in before)
 

@@ -59,17 +59,17 @@ def records(
             yield evaluated
 
 
-def summary_of(config: RunConfig, rows: list[tuple[Key, Sums]], told: list[dict[str, Any]]) -> dict[str, Any]:
+def make_summary(config: RunConfig, rows: list[tuple[Key, Sums]], history: list[dict[str, Any]]) -> dict[str, Any]:
     sums = totals(dict(rows))
     for direction, extra in (("down", 1234), ("up", 4321)):
         sums["total"][direction]["kernel"] = sums["total"][direction]["message"] + extra
-    finished = [row for row in told if row["event"] == "round_finished" and "accuracy" in row]
+    finished = [row for row in history if row["event"] == "round_finished" and "accuracy" in row]
     accuracy: dict[str, Any] = {}
     if finished:
-        per_class = next(row["per_class"] for row in reversed(told) if row.get("per_class"))
+        per_class = next(row["per_class"] for row in reversed(history) if row.get("per_class"))
         accuracy = {"global": finished[-1]["accuracy"], "last10": 55.5, "best": 91.25, "best_round": len(finished) - 1}
         accuracy |= {"best_is": "test-selected", "per_class": per_class, "class_variance": 12.34}
-        if any("per_client" in row for row in told):
+        if any("per_client" in row for row in history):
             accuracy |= {"client_mean": 77.77, "client_variance": 33.3, "worst_decile": 51.5, "jain": 0.9876}
     by_kind = {
         d: {k: s["tensor"] for k, s in sums["method"][d]["by_kind"].items() if s["tensor"]} for d in ("down", "up")
@@ -160,12 +160,12 @@ def write_run(
             for kind in ("weights", "scalars")
         )
     )
-    (folder / "summary.json").write_text(json.dumps(summary_of(config, rows, history)))
+    (folder / "summary.json").write_text(json.dumps(make_summary(config, rows, history)))
     return folder
 
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
     """Called as make_run(**options): a run directory in a folder of its own."""
-    made = iter(range(1000))
-    return lambda **options: write_run(tmp_path / f"run{next(made)}", **options)
+    numbers = iter(range(1000))
+    return lambda **options: write_run(tmp_path / f"run{next(numbers)}", **options)

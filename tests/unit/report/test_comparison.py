@@ -53,7 +53,7 @@ def also_sends(folder: Path, kind: str, size_bytes: int, predicted: int | None =
 def make(tmp_path: Path, make_run: MakeRun) -> Make:
     """Called as make(method, **options): the run directory of a method within one comparison."""
 
-    def made(method: str, last10: float = 55.5, **options: Any) -> Path:
+    def make_one(method: str, last10: float = 55.5, **options: Any) -> Path:
         folder = make_run(**{"local_test": False, **options}).rename(tmp_path / method)
         config = folder / "config.toml"
         config.write_text(config.read_text().replace('method = "fedavg"', f'method = "{method}"'))
@@ -66,7 +66,7 @@ def make(tmp_path: Path, make_run: MakeRun) -> Make:
         edit(folder / "summary.json", change)
         return folder
 
-    return made
+    return make_one
 
 
 def read_document(tmp_path: Path, *methods: str) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def by_method(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {entry["method"]: entry for entry in document["methods"]}
 
 
-def printed(document: dict[str, Any], width: int = 80) -> str:
+def print_comparison(document: dict[str, Any], width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width)
     console.print(format_comparison(document))
     assert isinstance(console.file, io.StringIO)
@@ -87,7 +87,7 @@ def printed(document: dict[str, Any], width: int = 80) -> str:
 # The document
 
 
-def test_document_are_those_of_the_runs(tmp_path: Path, make: Make) -> None:
+def test_the_document_has_the_values_of_the_runs(tmp_path: Path, make: Make) -> None:
     for method in ("fedavg", "fedprox"):
         make(method)
     document = read_document(tmp_path, "fedavg", "fedprox")
@@ -121,12 +121,12 @@ def test_document_are_those_of_the_runs(tmp_path: Path, make: Make) -> None:
         "num_rounds": 3,
         "seed": 7,
     }
-    card = json.loads((tmp_path / "fedavg" / "partition.json").read_text())
-    assert document["same"]["partition_sha256"] == card["sha256"]
+    summary = json.loads((tmp_path / "fedavg" / "partition.json").read_text())
+    assert document["same"]["partition_sha256"] == summary["sha256"]
     assert document["same"]["cohorts"] == {"agree": True, "rounds_apart": {}}
 
 
-def test_overhead_is_against_the_fedavg_run_that_is_there(tmp_path: Path, make: Make) -> None:
+def test_overhead_is_relative_to_the_fedavg_run(tmp_path: Path, make: Make) -> None:
     make("fedavg")
     flea = make("flea")
     before = 2 * 116_536 * 4 * 3 + 192
@@ -135,15 +135,15 @@ def test_overhead_is_against_the_fedavg_run_that_is_there(tmp_path: Path, make: 
     assert document["baseline"] == {"method": "fedavg", "by": "run"}
     assert by_method(document)["fedavg"]["overhead"] == 1.0
     assert by_method(document)["flea"]["overhead"] == 2.0
-    assert "FedAvg's run" in printed(document)
+    assert "FedAvg's run" in print_comparison(document)
 
 
-def test_overhead_is_by_formula_without_one(tmp_path: Path, make: Make) -> None:
+def test_overhead_is_by_formula_without_a_fedavg_run(tmp_path: Path, make: Make) -> None:
     make("fedprox")
     document = read_document(tmp_path, "fedprox")
     assert document["baseline"] == {"method": "fedavg", "by": "formula"}
     assert by_method(document)["fedprox"]["overhead"] == 1.25
-    assert "FedAvg's formula" in printed(document)
+    assert "FedAvg's formula" in print_comparison(document)
 
 
 def test_a_run_that_never_evaluated_has_no_accuracy(tmp_path: Path, make: Make) -> None:
@@ -151,16 +151,16 @@ def test_a_run_that_never_evaluated_has_no_accuracy(tmp_path: Path, make: Make) 
     document = read_document(tmp_path, "fedavg")
     assert by_method(document)["fedavg"]["accuracy"] is None
     assert by_method(document)["fedavg"]["curve"] == []
-    assert "fedavg" in printed(document)
+    assert "fedavg" in print_comparison(document)
     assert "What they learned" not in render_page(document)
 
 
-def test_an_epsilon_is_told_with_its_delta(tmp_path: Path, make: Make) -> None:
+def test_an_epsilon_is_shown_with_its_delta(tmp_path: Path, make: Make) -> None:
     folder = make("fedavg")
     edit(folder / "summary.json", lambda summary: summary["privacy"].update(epsilon=3.21749, reason=None))
     document = read_document(tmp_path, "fedavg")
     assert by_method(document)["fedavg"]["privacy"]["text"] == "ε = 3.217 at δ = 1e-05"
-    assert "ε = 3.217 at δ = 1e-05" in printed(document)
+    assert "ε = 3.217 at δ = 1e-05" in print_comparison(document)
 
 
 def test_kernel_bytes_of_a_resumed_run_are_a_lower_bound(tmp_path: Path, make: Make) -> None:
@@ -168,7 +168,7 @@ def test_kernel_bytes_of_a_resumed_run_are_a_lower_bound(tmp_path: Path, make: M
     edit(folder / "summary.json", lambda summary: summary["bytes"].update(kernel_note="the run was resumed"))
     document = read_document(tmp_path, "fedavg")
     assert by_method(document)["fedavg"]["bytes"]["kernel_note"] == "the run was resumed"
-    assert "≥2." in printed(document)
+    assert "≥2." in print_comparison(document)
     assert "≥2." in render_page(document)
 
 
@@ -203,7 +203,7 @@ def test_a_run_in_another_setting_is_refused(tmp_path: Path, make: Make, old: st
     assert "fedprox" in found.failures[0].reason
 
 
-def test_what_changes_no_model_may_differ(tmp_path: Path, make: Make) -> None:
+def test_settings_that_change_no_model_may_differ(tmp_path: Path, make: Make) -> None:
     for method in ("fedavg", "fedprox"):
         make(method)
     config = tmp_path / "fedprox" / "config.toml"
@@ -213,7 +213,7 @@ def test_what_changes_no_model_may_differ(tmp_path: Path, make: Make) -> None:
     assert list(read_comparison(tmp_path, ["fedavg", "fedprox"]).runs) == ["fedavg", "fedprox"]
 
 
-def test_cohorts_that_differ_are_told(tmp_path: Path, make: Make) -> None:
+def test_differing_cohorts_are_reported(tmp_path: Path, make: Make) -> None:
     """A client that was away in round 1 of one run was not asked; set-up and evaluation do not count."""
     for method in ("fedavg", "fedprox"):
         make(method)
@@ -224,23 +224,23 @@ def test_cohorts_that_differ_are_told(tmp_path: Path, make: Make) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *extra]))
     document = read_document(tmp_path, "fedavg", "fedprox")
     assert document["same"]["cohorts"] == {"agree": False, "rounds_apart": {"fedprox": [1]}}
-    assert "OTHER CLIENTS WERE ASKED by fedprox in 1 round" in " ".join(printed(document).split())
+    assert "OTHER CLIENTS WERE ASKED by fedprox in 1 round" in " ".join(print_comparison(document).split())
     assert "cohorts differ" in render_page(document)
 
 
 # The table
 
 
-def test_the_table_has_every_figure_and_fits(tmp_path: Path, make: Make) -> None:
+def test_the_table_has_every_value_and_fits(tmp_path: Path, make: Make) -> None:
     make("fedavg")
     also_sends(make("flea", last10=61.0), "activations", 36_000_000)
     also_sends(make("fedmix"), "mean_samples", 1000, predicted=800)
     document = read_document(tmp_path, "fedavg", "flea", "fedmix")
     for width in (80, 120):
-        lines = printed(document, width).splitlines()
+        lines = print_comparison(document, width).splitlines()
         assert max(map(len, lines)) <= width
         assert "…" not in "".join(lines), "nothing is cut"
-    text = printed(document)
+    text = print_comparison(document)
     for words in ("test-", "selected", "61.00", "91.25", "13.87", "1.000", "321.0"):
         assert words in text
     assert re.search(r"activations +36,000,000 +36,000,000 +exact", text)
@@ -255,7 +255,7 @@ def test_raw_data_is_marked_wherever_the_method_is(tmp_path: Path, make: Make) -
     document = read_document(tmp_path, "fedavg", "feddata")
     assert by_method(document)["feddata"]["raw_data"]
     assert not by_method(document)["fedavg"]["raw_data"]
-    text = printed(document)
+    text = print_comparison(document)
     assert text.count(RAW) >= text.count("feddata") == 3
     for piece in re.split("feddata", re.sub(r' href="[^"]*"', "", render_page(document)))[1:]:
         assert RAW in piece[:60]
@@ -265,7 +265,7 @@ def test_an_outside_method_that_sends_samples_is_marked_too(tmp_path: Path, make
     also_sends(make("elsewhere"), "samples", 5000)
     entry = by_method(read_document(tmp_path, "elsewhere"))["elsewhere"]
     assert entry["raw_data"]
-    assert RAW in printed(read_document(tmp_path, "elsewhere"))
+    assert RAW in print_comparison(read_document(tmp_path, "elsewhere"))
 
 
 # The page
@@ -296,18 +296,18 @@ class Checker(HTMLParser):
         assert self.open.pop() == tag
 
 
-def checked(html: str) -> Checker:
+def parse_page(html: str) -> Checker:
     checker = Checker()
     checker.feed(html)
     assert checker.open == []
     return checker
 
 
-def test_the_page_is_whole_and_loads_nothing(tmp_path: Path, make: Make) -> None:
+def test_the_page_is_well_formed_and_loads_nothing(tmp_path: Path, make: Make) -> None:
     make("fedavg")
     also_sends(make("flea"), "activations", 36_000_000)
     html = render_page(read_document(tmp_path, "fedavg", "flea"))
-    found = checked(html)
+    found = parse_page(html)
     assert set(found.addresses) == {"fedavg/report.html", "flea/report.html"}
     assert "<script" not in html
     assert "url(" not in html
@@ -323,7 +323,7 @@ def test_names_from_outside_are_escaped(tmp_path: Path, make: Make) -> None:
     make("fedavg")
     failures = [Failure("<b>", "1 < 2 & 3", 1)]
     html = render_page(read_comparison(tmp_path, ["fedavg"], failures).document)
-    checked(html)
+    parse_page(html)
     assert "1 &lt; 2 &amp; 3" in html
     assert "&lt;b&gt;" in html
 
@@ -336,7 +336,7 @@ def test_each_method_has_one_colour_of_its_own() -> None:
     assert assign_colours(["fedavg", "fedprox"])["fedprox"] == assign_colours(["fedprox"])["fedprox"]
 
 
-def test_long_curves_are_drawn_as_means_of_ten() -> None:
+def test_long_curves_are_plotted_as_means_of_ten() -> None:
     curve = [(index, 10 * index, float(index % 2)) for index in range(30)]
     means = smooth(curve)
     assert [point[:2] for point in means] == [point[:2] for point in curve]
@@ -346,11 +346,11 @@ def test_long_curves_are_drawn_as_means_of_ten() -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, SINGLE, SINGLE + 1])
-def test_curves_of_any_length_can_be_drawn(tmp_path: Path, make: Make, rounds: int) -> None:
+def test_curves_of_any_length_can_be_plotted(tmp_path: Path, make: Make, rounds: int) -> None:
     make("fedavg", rounds=rounds)
     html = render_page(read_document(tmp_path, "fedavg"))
     assert ("Means of the last ten" in html) == (rounds > SINGLE)
-    checked(html)
+    parse_page(html)
 
 
 # All of it
@@ -360,17 +360,17 @@ def test_showing_writes_table_json_and_page(tmp_path: Path, make: Make) -> None:
     for method in ("fedavg", "fedprox"):
         make(method)
     console = Console(file=io.StringIO(), width=80)
-    failures = [Failure("fedbr", "a model that can not be split", 78)]
+    failures = [Failure("fedbr", "a model that cannot be split", 78)]
     assert show_comparison(tmp_path, ["fedavg", "fedbr", "fedprox"], failures, console) == failures
     assert isinstance(console.file, io.StringIO)
-    told = console.file.getvalue()
-    assert re.search(r"fedbr +a model that can not be split", told)
-    assert f"{tmp_path}/compare.html" in told.replace("\n", "")
+    output = console.file.getvalue()
+    assert re.search(r"fedbr +a model that cannot be split", output)
+    assert f"{tmp_path}/compare.html" in output.replace("\n", "")
     written = json.loads((tmp_path / "compare.json").read_text())
     assert [entry["method"] for entry in written["methods"]] == ["fedavg", "fedprox"]
-    assert written["failed"] == [{"method": "fedbr", "reason": "a model that can not be split", "exit_code": 78}]
+    assert written["failed"] == [{"method": "fedbr", "reason": "a model that cannot be split", "exit_code": 78}]
     assert written == json.loads(json.dumps(read_comparison(tmp_path, ["fedavg", "fedprox"], failures).document))
-    assert "a model that can not be split" in (tmp_path / "compare.html").read_text()
+    assert "a model that cannot be split" in (tmp_path / "compare.html").read_text()
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -394,7 +394,7 @@ def test_a_run_that_is_not_finished_is_listed_as_such(tmp_path: Path, make: Make
     assert "no such folder" in reasons["fedlc"]
 
 
-def test_a_comparison_is_shown_again_beside_runs(tmp_path: Path, make: Any) -> None:
+def test_a_comparison_and_runs_are_shown_together(tmp_path: Path, make: Any) -> None:
     for method in ("fedavg", "fedprox"):
         make(method)
     show_comparison(tmp_path, ["fedavg", "fedprox"], (), Console(file=io.StringIO()))

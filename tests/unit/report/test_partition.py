@@ -104,7 +104,7 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path, monke
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(ConfigError, match=r"a PNG needs matplotlib.*pip install"):
+    with pytest.raises(ConfigError, match=r"a picture needs matplotlib.*pip install"):
         write(summarize(3), tmp_path / "a.png")
 
 

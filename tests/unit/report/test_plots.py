@@ -15,7 +15,7 @@ MakeRun = Callable[..., Path]
 CSS = render("style.css.j2")
 
 
-def test_thinning_keeps_little_enough_and_says_what_it_left_out() -> None:
+def test_thinning_keeps_few_enough_points_and_says_what_it_left_out() -> None:
     history = {client: [(index, [3.0, 2.0, 1.0]) for index in range(10)] for client in range(6)}
 
     def count(kept: plots_learning.History) -> int:
@@ -67,10 +67,10 @@ def test_bytes_spent_at_a_round_are_those_of_the_method_up_to_it(make_run: MakeR
     assert spent[-1] == method["down"]["message"] + method["up"]["message"]
 
 
-def test_targets_are_told_with_the_first_round_that_reached_them() -> None:
+def test_targets_are_described_with_the_first_round_that_reached_them() -> None:
     points = [(0, 10, 35.0), (1, 20, 52.0), (2, 30, 49.0), (3, 40, 71.0), (4, 50, 88.0)]
-    told = "Reached 50 % after 20 B (round 1), 70 % after 40 B (round 3), 80 % after 50 B (round 4)."
-    assert plots_bytes.describe_targets(points) == told
+    expected = "Reached 50 % after 20 B (round 1), 70 % after 40 B (round 3), 80 % after 50 B (round 4)."
+    assert plots_bytes.describe_targets(points) == expected
     assert plots_bytes.describe_targets([(0, 10, 9.0)]) == ""
 
 
@@ -97,7 +97,7 @@ def test_every_series_has_a_colour_for_light_and_dark(style: str) -> None:
     assert CSS.count(f"--s{style[1]}:#") == 2
 
 
-def test_many_classes_are_drawn_as_sizes_and_shades(make_run: MakeRun) -> None:
+def test_many_classes_are_plotted_as_sizes_and_shades(make_run: MakeRun) -> None:
     run = read_run(make_run(clients=70, num_classes=30))
     assert [words for _, words in plots_partition.plot_counts(run.card["n_kc"], run.classes).legend] == ["all classes"]
     heat = plots_partition.plot_shares(run.card["n_kc"], run.classes).svg

@@ -32,20 +32,20 @@ def test_a_measurement_against_its_formula() -> None:
     assert compare_to_formula(5, 0) == "none predicted"
 
 
-def test_a_card_in_words() -> None:
+def test_a_partition_in_words() -> None:
     y = np.arange(1000) % 10
     text = " ".join(describe_partition(summarize_partition(make_partition("shards:2,strict", y, 50, 0), y, 10)))
-    for told in (
+    for expected in (
         "1,000 samples of 10 classes over 50 clients: 20 each.",
         "Every sample went to one client.",
         "0.09: one",
     ):
-        assert told in text
-    made = summarize_partition(make_partition("shards:2,strict", y, 50, 0), y, 10) | {
+        assert expected in text
+    summary = summarize_partition(make_partition("shards:2,strict", y, 50, 0), y, 10) | {
         "dropped": 7,
         "sizes": {"min": 1, "median": 2.5, "max": 9},
     }
-    text = " ".join(describe_partition(made))
+    text = " ".join(describe_partition(summary))
     assert "1 to 9 each, median 2.5" in text
     assert "7 to none" in text
 
@@ -64,7 +64,7 @@ def test_cells() -> None:
     ]
 
 
-def test_a_methods_own_figures() -> None:
+def test_a_methods_own_values() -> None:
     share = {"words": "real fraction", "about": "of a client", "value": 0.384615, "round": 2}
     assert describe_reported(share) == "0.3846 (of a client)"
     formal = {"words": "formal privacy", "about": "", "value": "none", "round": 2, "why": "real data is always there"}
