@@ -21,7 +21,7 @@ from fedrpc.aggregation.aggregator import AGGREGATORS, Aggregator, combining_lay
 from fedrpc.config import RunConfig, params_of
 from fedrpc.data.datasets import DataSet, Split, load
 from fedrpc.data.examples import ClientData, Examples
-from fedrpc.data.partition import Partition, local_split, partition, subsample
+from fedrpc.data.partition import Partition, make_partition, split_train_test, subsample
 from fedrpc.errors import ConfigError
 from fedrpc.methods import METHODS
 from fedrpc.methods.method import Method
@@ -44,9 +44,9 @@ class Problem:
 
     def __init__(self, config: RunConfig, data_dir: Path | None = None) -> None:
         dataset = load(config.dataset, data_dir)
-        self.dataset: DataSet = dataset.first_channels(config.channels) if config.channels else dataset
+        self.dataset: DataSet = dataset.select_channels(config.channels) if config.channels else dataset
         if config.model == "auto":
-            name = models.default_for(self.dataset.shape, config.dataset)
+            name = models.choose_default(self.dataset.shape, config.dataset)
             config = config.model_copy(update={"model": name})
         self.config = config
         cls = METHODS[config.method]
@@ -59,7 +59,7 @@ class Problem:
                 f"{config.method} refuses DP-SGD: {stance.reason}; leave --dp-sgd out or choose another --method"
             )
         # A model that does not fit the data says so now. `init` knows no method, phase or client.
-        self._base_bytes = models.payload_bytes(models.tensors(self._network(self._configured)))
+        self._base_bytes = models.count_payload_bytes(models.read_tensors(self._network(self._configured)))
         self._template = self._network(lambda: self.method.network(self._configured))
         self.env = Env(
             params=self.params,
@@ -142,13 +142,15 @@ class Problem:
     def partition(self) -> Partition:
         """Who has which training examples."""
         y, seed = self.dataset.train.y, self.config.seed
-        pool = subsample(y, self.config.train_size, seed) if self.config.train_size else None
-        return partition(self.config.partition, y, self.config.clients, seed, group=self.dataset.train.group, pool=pool)
+        subset = subsample(y, self.config.train_size, seed) if self.config.train_size else None
+        return make_partition(
+            self.config.partition, y, self.config.clients, seed, group=self.dataset.train.group, subset=subset
+        )
 
     def local_indices(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """A client's training and test examples, as positions in the training set."""
         mine = self.partition.indices[client]
-        return local_split(mine, self.dataset.train.y, self.config.local_test, self.config.seed, client)
+        return split_train_test(mine, self.dataset.train.y, self.config.local_test, self.config.seed, client)
 
     @cached_property
     def class_counts(self) -> list[list[int]]:

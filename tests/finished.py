@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from fedrpc.config import to_toml
-from fedrpc.data.partition_card import card
+from fedrpc.data.partition_summary import summarize_partition
 from fedrpc.problem import Problem
 from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder
 from fedrpc.server.summary import heading
@@ -34,10 +34,10 @@ def finished_run(folder: Path, method: str, rounds: int = 1, **values: Any) -> P
 def write_run(folder: Path, problem: Problem, played: Played, rounds: int) -> None:
     """The files of the run directory that the attacks read."""
     (folder / "config.toml").write_text(to_toml(problem.config))
-    told = heading(problem.config, RUN_ID, rounds) | {"model_sha256": played.sha256}
-    (folder / "summary.json").write_text(json.dumps(told))
-    dealt = card(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
-    (folder / "partition.json").write_text(json.dumps(dealt))
+    summary = heading(problem.config, RUN_ID, rounds) | {"model_sha256": played.sha256}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    partition = summarize_partition(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
+    (folder / "partition.json").write_text(json.dumps(partition))
     for name in ("records.jsonl", "ledger.jsonl"):
         (folder / name).touch()
     state = stored.dumps(played.state)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedrpc.aggregation.mean import WeightedMean
 from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
 from fedrpc.methods.method import ClientContext, Cost, Env, Method, Params, Phase, Round, Shapes, on
-from fedrpc.models.state import load, load_optimizer, optimizer_tensors, tensors
+from fedrpc.models.state import load, load_optimizer, read_optimizer, read_tensors
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
@@ -24,7 +24,7 @@ def train_plainly(ctx: ClientContext, msg: Global) -> Update:
     model = ctx.model()
     load(model, msg.weights)
     report = ctx.train(model, cross_entropy)
-    return Update(tensors(model), report.num_examples, torch.zeros(ctx.env.train.epochs, dtype=torch.float64))
+    return Update(read_tensors(model), report.num_examples, torch.zeros(ctx.env.train.epochs, dtype=torch.float64))
 
 
 # MP-GAN: many small steps in a round, and an optimizer that stays on the client
@@ -75,7 +75,7 @@ class ToyMpgan(Method[Gan, ToyMpganParams]):
     shares = "gradients with respect to generated images"
 
     def init(self, env: Env) -> Gan:
-        return Gan(tensors(env.model()), tensors(self._generator(env)), {}, 0)
+        return Gan(read_tensors(env.model()), read_tensors(self._generator(env)), {}, 0)
 
     def _generator(self, env: Env) -> nn.Module:
         return env.build("generator", lambda: nn.Linear(5, math.prod(env.shape)))
@@ -92,7 +92,7 @@ class ToyMpgan(Method[Gan, ToyMpganParams]):
             images = generator(noise).reshape(-1, *rnd.env.shape)
             feedback = [reply.body.images async for reply in rnd.ask(GAN_STEP, Images(images.detach()))]
             await rnd.compute(self._learn, optimizer, images, feedback)
-            state = Gan(state.weights, tensors(generator), optimizer_tensors(optimizer), step + 1)
+            state = Gan(state.weights, read_tensors(generator), read_optimizer(optimizer), step + 1)
             if (step + 1) % rnd.params.save_every == 0:
                 await rnd.save(state)
         fit = await rnd.mean(FIT, Global(state.weights))
@@ -119,7 +119,7 @@ class ToyMpgan(Method[Gan, ToyMpganParams]):
         optimizer.zero_grad()
         (guess(judge(real), ones) + guess(judge(msg.images), zeros)).backward()
         optimizer.step()
-        ctx.store.put("player", Player(tensors(judge), optimizer_tensors(optimizer)))
+        ctx.store.put("player", Player(read_tensors(judge), read_optimizer(optimizer)))
         images = msg.images.clone().requires_grad_()
         guess(judge(images), ones).backward()
         assert images.grad is not None
@@ -156,7 +156,7 @@ class ToyLoyal(Method[Loyal]):
     needs_each_update = "a client's last update stands in for it when it is away"
 
     def init(self, env: Env) -> Loyal:
-        return Loyal(tensors(env.model()), {}, {})
+        return Loyal(read_tensors(env.model()), {}, {})
 
     async def round(self, state: Loyal, rnd: Round) -> Loyal:
         last, missed = dict(state.last), dict(state.missed)

@@ -31,9 +31,9 @@ def partition(
     png: Annotated[Path | None, typer.Option(help="Also plot the partition to this file.")] = None,
 ) -> None:
     """Show how a partition deals a data set to clients: a table, and a plot with --png."""
-    from fedrpc.report.split import show_split
+    from fedrpc.report.partition import show_partition
 
-    show_split(dataset, partition, clients, seed, train_size, data_dir, png, console)
+    show_partition(dataset, partition, clients, seed, train_size, data_dir, png, console)
 
 
 def list_data(

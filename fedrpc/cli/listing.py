@@ -25,7 +25,7 @@ from fedrpc.errors import DataError, UnknownName
 from fedrpc.methods import METHODS
 from fedrpc.methods.method import Method
 from fedrpc.models.base import MODELS, Architecture, Shape
-from fedrpc.report.table import size
+from fedrpc.report.table import format_size
 
 # Input shapes that models' parameters are counted for; a model that is no data set's default takes the first that fits.
 SHAPES: dict[str, Shape] = {
@@ -112,7 +112,7 @@ def find_reference_shape(name: str) -> Shape | None:
     for dataset, shape in SHAPES.items():
         if models.pairing.BY_DATASET.get(dataset) == name:
             return shape
-    return next((shape for shape in SHAPES.values() if name in models.fitting(shape)), None)
+    return next((shape for shape in SHAPES.values() if name in models.list_fitting(shape)), None)
 
 
 def count_parameters(name: str, shape: Shape) -> int:
@@ -133,7 +133,7 @@ def list_datasets() -> RenderableType:
     table = _make_table(
         "data set", "here", "classes", "sample", "train", "test", "about", numbers=("classes", "train", "test")
     )
-    for line in datasets.available():
+    for line in datasets.list_available():
         if line.where is None:
             _add_row(table, line.name, "no", "-", "-", "-", "-", Text(_describe_needs(line), style="dim"))
         elif line.note:
@@ -152,12 +152,12 @@ def _describe_needs(line: datasets.Listing) -> str:
 def list_installed_data(data_dir: Path | None, *, verify: bool) -> RenderableType:
     """Which data sets are installed and where, and what it takes to get the others; `verify` reads every byte."""
     table = _make_table("data set", "size", "licence", "where it is, or what it takes", numbers=("size",))
-    for line in datasets.available(data_dir):
+    for line in datasets.list_available(data_dir):
         if line.where is None:
             about = Text(f"not here; {_describe_needs(line)}", style="dim")
-            _add_row(table, line.name, f"~{size(line.size_bytes)}", line.licence, about)
+            _add_row(table, line.name, f"~{format_size(line.size_bytes)}", line.licence, about)
         else:
-            _add_row(table, line.name, size(line.size_bytes), line.licence, _describe_state(line, verify))
+            _add_row(table, line.name, format_size(line.size_bytes), line.licence, _describe_state(line, verify))
     return Group(table, Text(f"\n{_describe_search(data_dir)} {GET}"))
 
 
@@ -201,8 +201,8 @@ def list_partitions() -> RenderableType:
 
 def write_syntax(name: str, partitioner: Partitioner) -> str:
     """How a partition is written, from its function's signature: `name:a [,b=N] [,flag]`."""
-    parameters = list(inspect.signature(partitioner.split).parameters.values())[1:]
-    kinds = typing.get_type_hints(partitioner.split)
+    parameters = list(inspect.signature(partitioner.assign).parameters.values())[1:]
+    kinds = typing.get_type_hints(partitioner.assign)
     required = [p.name for p in parameters if p.default is p.empty]
     optional = [_write_option(p, kinds[p.name]) for p in parameters if p.default is not p.empty]
     if not required:

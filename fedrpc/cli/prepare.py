@@ -12,7 +12,7 @@ from rich.text import Text
 from fedrpc.data import datasets
 from fedrpc.data.prepare import prepare
 from fedrpc.errors import ConfigError
-from fedrpc.report.table import size
+from fedrpc.report.table import format_size
 
 
 def prepare_with_progress(name: str, data_dir: Path | None, source: Path | None, console: Console) -> None:
@@ -51,7 +51,7 @@ def _environment_folder() -> Path | None:
 def _describe_result(name: str, folder: Path, target: Path) -> str:
     if target.parent == datasets.EMBEDDED:
         return f"{name} comes with fedrpc: there is nothing to prepare and nothing to set."
-    where = f"{name} is in {target} ({size(sum(path.stat().st_size for path in target.iterdir()))})."
+    where = f"{name} is in {target} ({format_size(sum(path.stat().st_size for path in target.iterdir()))})."
     known = _environment_folder()
     if known and known.resolve() == folder.resolve():
         return f"{where} FEDRPC_DATA names that folder already: use it with --dataset {name}."

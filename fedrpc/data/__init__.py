@@ -1,1 +1,1 @@
-"""Data sets, their preparation, and how they are split among clients."""
+"""Data sets, their preparation, and how they are partitioned among clients."""

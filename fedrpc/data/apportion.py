@@ -1,4 +1,4 @@
-"""Shares a whole number out in given proportions, exactly and without chance."""
+"""Divides a whole number in given proportions, exactly and deterministically."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 def apportion(total: int, weights: np.ndarray, caps: np.ndarray | None = None) -> np.ndarray:
     """Whole shares of `total` in proportion to whole `weights`, by largest remainder (ties to the first).
 
-    Each share is its exact value rounded down or up, unless `caps` hold it lower; what finds no room under the caps is
-    not shared out.
+    Each share is its exact value rounded down or up, unless `caps` limit it; what exceeds the caps is not
+    distributed.
     """
     weights = np.asarray(weights, dtype=np.int64)
     whole = int(weights.sum())

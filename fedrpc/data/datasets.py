@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedrpc.data.layout import SPLITS, array_sha256, first_not_finite
+from fedrpc.data.layout import SPLITS, find_not_finite, hash_array
 from fedrpc.data.origins import DATASETS
 from fedrpc.errors import DataError, UnknownName
 
@@ -29,7 +29,7 @@ DTYPES = ("uint8", "float32")
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One half of a data set: read-only samples, int64 labels and, where there are any, groups."""
+    """The training or test half of a data set: read-only samples, int64 labels and optional groups."""
 
     x: np.ndarray
     y: np.ndarray
@@ -44,9 +44,9 @@ class DataSet:
     """An open data set; its arrays are memory maps.
 
     Attributes:
-        classes: What each label means.
+        classes: The name of each label.
         shape: One sample's shape, channels first.
-        scale: What stored samples are divided by.
+        scale: The divisor of stored samples.
         mean: Mean of each channel after division by `scale`.
         std: Standard deviation of each channel after division by `scale`.
         digest: SHA-256 over the name and the arrays' checksums; equal digests mean equal data.
@@ -66,11 +66,11 @@ class DataSet:
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are, also if some have no sample."""
+        """How many classes there are, including those without samples."""
         return len(self.classes)
 
-    def first_channels(self, count: int) -> DataSet:
-        """The same samples with their first channels only; still maps, and a digest of its own."""
+    def select_channels(self, count: int) -> DataSet:
+        """The same samples with only their first channels; still memory maps, with a digest of its own."""
         if count > self.shape[0]:
             raise DataError(f"channels: '{self.name}' has {self.shape[0]}, got {count}; ask for fewer, or leave it out")
         return replace(
@@ -107,7 +107,7 @@ class DataSet:
         return out
 
     def bounds(self, normalise: str = "standard") -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The least and the greatest value that `inputs` can give, by channel; None for signals: they have no range."""
+        """The smallest and the largest value of `inputs` by channel; None for signals, which have no fixed range."""
         if self.train.x.dtype != np.uint8:
             return None
         ends = np.stack([np.full(self.shape, value, np.uint8) for value in (0, 255)])
@@ -115,8 +115,8 @@ class DataSet:
         low, high = values.reshape(2, *self._channel_shape[1:])
         return low, high
 
-    def own_values(self, inputs: torch.Tensor, normalise: str = "standard") -> torch.Tensor:
-        """Undoes `inputs` but for `scale`: images lie in [0, 1] again, signals have their own unit."""
+    def restore_values(self, inputs: torch.Tensor, normalise: str = "standard") -> torch.Tensor:
+        """Inverts `inputs` except for `scale`: images lie in [0, 1] again, signals have their own unit."""
         if normalise == "standard":
             mean, std = (torch.tensor(values).view(self._channel_shape) for values in (self.mean, self.std))
             return inputs * std + mean
@@ -126,7 +126,7 @@ class DataSet:
         if normalise not in NORMALISE:
             raise DataError(f"unknown normalise '{normalise}'; expected one of {', '.join(NORMALISE)}")
         if x.shape[1:] != self.shape:
-            raise DataError(f"samples of '{self.name}': expected shape (n, {_numbers(self.shape)}), got {x.shape}")
+            raise DataError(f"samples of '{self.name}': expected shape (n, {_join_numbers(self.shape)}), got {x.shape}")
         if x.dtype.kind != "f":
             return
         if normalise == "symmetric":
@@ -146,8 +146,8 @@ class Listing:
 
     Attributes:
         where: The folder, when present.
-        size_bytes: On disk when present, else about what it will be.
-        note: What is wrong with it, what it takes to get it, or "".
+        size_bytes: On disk when present, else an estimate.
+        note: What is wrong with it, how to get it, or "".
     """
 
     name: str
@@ -168,13 +168,13 @@ def load(name: str, data_dir: Path | None = None) -> DataSet:
         UnknownName: Nothing of that name is known or present.
         DataError: The set is known but not there (the message says how to get it), or its folder is malformed.
     """
-    looked = [root / name for root in _roots(data_dir)]
+    looked = [root / name for root in _find_roots(data_dir)]
     if re.fullmatch(r"\w[\w.-]*", name):  # a name from a server's configuration must not leave the data folder
         for folder in looked:
             if (folder / "meta.json").is_file():
                 return open_folder(folder)
     if name not in DATASETS:
-        here = [path.name for root in _roots(data_dir) for path in _folders(root)]
+        here = [path.name for root in _find_roots(data_dir) for path in _find_folders(root)]
         raise UnknownName(
             "data set", name, {*DATASETS, *here}, "Your own set is a folder with a meta.json in --data-dir."
         )
@@ -186,7 +186,7 @@ def load(name: str, data_dir: Path | None = None) -> DataSet:
 
 
 def open_folder(folder: Path, name: str | None = None) -> DataSet:
-    """Opens the data set in `folder`, called `name` if not as its folder, with the checks that read no sample."""
+    """Opens the data set in `folder`, by default named after it, and makes all checks that do not read samples."""
     name = name or folder.name
     meta = _read_meta(folder, name)
     splits = {split: _open_split(folder, split, meta) for split in SPLITS}
@@ -211,21 +211,21 @@ def verify(dataset_dir: Path, name: str | None = None) -> DataSet:
     data = open_folder(dataset_dir, name)
     expected = _read_meta(dataset_dir, data.name)["sha256"]
     for split, half in (("train", data.train), ("test", data.test)):
-        if (bad := first_not_finite(half.x)) is not None:
+        if (bad := find_not_finite(half.x)) is not None:
             path, got = dataset_dir / f"x_{split}.npy", f"NaN or infinity in sample {bad}"
             raise _fault(path, "values", "finite numbers", got, data.name)
     for key in expected:
         path = dataset_dir / f"{key}.npy"
-        got = array_sha256(_map(path, data.name))
+        got = hash_array(_map_array(path, data.name))
         if got != expected[key]:
             raise _fault(path, "checksum", expected[key], got, data.name)
     return data
 
 
-def available(data_dir: Path | None = None) -> list[Listing]:
+def list_available(data_dir: Path | None = None) -> list[Listing]:
     """Every known data set and every other folder found; absent ones say what they need."""
-    found = {path.name: path for root in reversed(_roots(data_dir)) for path in _folders(root)}
-    lines = [_present(path) for path in found.values()]
+    found = {path.name: path for root in reversed(_find_roots(data_dir)) for path in _find_folders(root)}
+    lines = [_list_folder(path) for path in found.values()]
     for name in DATASETS:
         if name not in found:
             origin = DATASETS[name]
@@ -234,7 +234,7 @@ def available(data_dir: Path | None = None) -> list[Listing]:
     return sorted(lines, key=lambda line: (not line.present, line.name))
 
 
-def _present(folder: Path) -> Listing:
+def _list_folder(folder: Path) -> Listing:
     size_bytes = sum(path.stat().st_size for path in folder.iterdir())
     try:
         data = open_folder(folder)
@@ -243,17 +243,17 @@ def _present(folder: Path) -> Listing:
     return Listing(folder.name, True, folder, size_bytes, data.licence, "")
 
 
-def _roots(data_dir: Path | None) -> list[Path]:
+def _find_roots(data_dir: Path | None) -> list[Path]:
     chosen = data_dir or os.environ.get("FEDRPC_DATA")
     return [Path(chosen).expanduser(), EMBEDDED] if chosen else [EMBEDDED]
 
 
-def _folders(root: Path) -> list[Path]:
+def _find_folders(root: Path) -> list[Path]:
     """Data set folders in `root`; hidden ones are half-written or downloads."""
     return sorted(path.parent for path in root.glob("*/meta.json") if not path.parent.name.startswith("."))
 
 
-def _numbers(values: tuple[int, ...]) -> str:
+def _join_numbers(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values))
 
 
@@ -305,7 +305,7 @@ def _check_meta(path: Path, meta: Mapping[str, Any], name: str) -> None:
             raise _fault(path, f"length of {key}", f"{meta['shape'][0]}, the number of channels", len(meta[key]), name)
 
 
-def _map(path: Path, name: str) -> np.ndarray:
+def _map_array(path: Path, name: str) -> np.ndarray:
     try:
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -316,22 +316,22 @@ def _map(path: Path, name: str) -> np.ndarray:
 def _open_split(folder: Path, split: str, meta: Mapping[str, Any]) -> Split:
     name = str(meta.get("name", folder.name))
     x_path, y_path, group_path = (folder / f"{key}_{split}.npy" for key in ("x", "y", "group"))
-    x = _map(x_path, name)
+    x = _map_array(x_path, name)
     if str(x.dtype) != meta["dtype"]:
         raise _fault(x_path, "dtype", meta["dtype"], x.dtype, name)
     if list(x.shape[1:]) != meta["shape"]:
-        raise _fault(x_path, "shape", f"(n, {_numbers(tuple(meta['shape']))})", x.shape, name)
+        raise _fault(x_path, "shape", f"(n, {_join_numbers(tuple(meta['shape']))})", x.shape, name)
     if not len(x):
         raise _fault(x_path, "samples", "1 or more", 0, name)
-    y = _column(y_path, len(x), name)
+    y = _read_column(y_path, len(x), name)
     if y.min() < 0 or y.max() >= len(meta["classes"]):
         raise _fault(y_path, "labels", f"0 to {len(meta['classes']) - 1}", f"{y.min()} to {y.max()}", name)
-    return Split(x, y, _column(group_path, len(x), name) if group_path.is_file() else None)
+    return Split(x, y, _read_column(group_path, len(x), name) if group_path.is_file() else None)
 
 
-def _column(path: Path, rows: int, name: str) -> np.ndarray:
+def _read_column(path: Path, rows: int, name: str) -> np.ndarray:
     """A mapped array of one whole number a sample, as int64."""
-    values = _map(path, name)
+    values = _map_array(path, name)
     if values.dtype.kind not in "iu":
         raise _fault(path, "dtype", "a whole-number type", values.dtype, name)
     if values.shape != (rows,):

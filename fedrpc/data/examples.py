@@ -17,7 +17,7 @@ class Examples:
 
     Args:
         y: Labels.
-        fetch: Gives the normalised float32 inputs of some positions.
+        fetch: Returns the normalised float32 inputs at some positions.
     """
 
     def __init__(self, y: Tensor, fetch: Fetch) -> None:

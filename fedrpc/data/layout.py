@@ -1,10 +1,10 @@
-"""Writes a data set folder: arrays as raw .npy, a meta.json with their checksums, all of it or nothing.
+"""Writes a data set folder: arrays as raw .npy, a meta.json with their checksums, completely or not at all.
 
     <data-dir>/<name>/{x_train,y_train,x_test,y_test}.npy   uint8 (N, C, ...) divided by `scale`, or float32 signals
     <data-dir>/<name>/{group_train,group_test}.npy          optional: person, speaker or recording of each sample
     <data-dir>/<name>/meta.json                             classes, shape, dtype, scale, mean, std, sha256, ...
 
-Bringing one's own data means making such a folder. `write` does it from arrays in memory.
+Such a folder is all that a data set of your own needs; `write` makes one from arrays in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedrpc.errors import DataError
 SPLITS = ("train", "test")
 BLOCK_BYTES = 16 * 2**20
 
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much
+Progress = Callable[[str, int, int], None]  # (step, done, total)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +35,8 @@ class Raw:
 
     Attributes:
         arrays: "x_train", "y_train", "x_test", "y_test" and, where samples have one, "group_train", "group_test".
-        classes: What each label means, in the order of the labels.
-        scale: What stored values are divided by to lie in [0, 1]; 1 for signals.
+        classes: The name of each label, in order.
+        scale: The divisor that brings stored values into [0, 1]; 1 for signals.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -45,12 +45,12 @@ class Raw:
 
 
 def write(folder: Path, name: str, raw: Raw, *, licence: str, source: str) -> None:
-    """Writes the arrays and meta.json of data set `name` into `folder`, which is made when it is not there.
+    """Writes the arrays and meta.json of data set `name` into `folder`, which is created if needed.
 
     Labels and groups are stored as int64, so that a reader maps them without a copy.
     """
     for split in SPLITS:
-        if (bad := first_not_finite(raw.arrays[f"x_{split}"])) is not None:
+        if (bad := find_not_finite(raw.arrays[f"x_{split}"])) is not None:
             raise DataError(
                 f"data set '{name}', x_{split}: expected finite numbers, got NaN or infinity in sample {bad}"
             )
@@ -59,9 +59,9 @@ def write(folder: Path, name: str, raw: Raw, *, licence: str, source: str) -> No
     for key, values in raw.arrays.items():
         stored = np.ascontiguousarray(values if key.startswith("x_") else np.asarray(values, dtype=np.int64))
         np.save(folder / f"{key}.npy", stored, allow_pickle=False)
-        digests[key] = array_sha256(stored)
+        digests[key] = hash_array(stored)
     x = raw.arrays["x_train"]
-    mean, std = channel_statistics(x, raw.scale)
+    mean, std = measure_channels(x, raw.scale)
     meta: dict[str, Any] = {
         "name": name,
         "classes": list(raw.classes),
@@ -78,8 +78,8 @@ def write(folder: Path, name: str, raw: Raw, *, licence: str, source: str) -> No
 
 
 @contextmanager
-def whole(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder` that takes its name when the block succeeds and vanishes when it fails.
+def replace_folder(folder: Path) -> Iterator[Path]:
+    """Yields a new folder that replaces `folder` if the block succeeds and is removed if it fails.
 
     Processes that have the old folder's files mapped keep them.
     """
@@ -98,18 +98,18 @@ def whole(folder: Path) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def blocks(values: np.ndarray) -> Iterator[np.ndarray]:
-    """The rows of `values` in contiguous blocks of a bounded size, so that a mapped array never is in memory whole."""
+def iterate_blocks(values: np.ndarray) -> Iterator[np.ndarray]:
+    """The rows of `values` in contiguous blocks of a bounded size, so that a mapped array is never loaded whole."""
     row_bytes = max(1, values.nbytes // max(1, len(values)))
     step = max(1, BLOCK_BYTES // row_bytes)
     for start in range(0, len(values), step):
         yield np.ascontiguousarray(values[start : start + step])
 
 
-def first_not_finite(x: np.ndarray) -> int | None:
-    """The first sample with NaN or infinity in it; whole numbers are not looked at."""
+def find_not_finite(x: np.ndarray) -> int | None:
+    """The first sample with NaN or infinity in it; integer arrays are not checked."""
     start = 0
-    for block in blocks(x) if x.dtype.kind == "f" else ():
+    for block in iterate_blocks(x) if x.dtype.kind == "f" else ():
         bad = np.flatnonzero(~np.isfinite(block).reshape(len(block), -1).all(axis=1))
         if bad.size:
             return start + int(bad[0])
@@ -117,25 +117,25 @@ def first_not_finite(x: np.ndarray) -> int | None:
     return None
 
 
-def array_sha256(values: np.ndarray) -> str:
+def hash_array(values: np.ndarray) -> str:
     """SHA-256 of the values in C order, without the .npy header."""
     digest = hashlib.sha256()
-    for block in blocks(values):
+    for block in iterate_blocks(values):
         digest.update(block.data)
     return digest.hexdigest()
 
 
-def channel_statistics(x: np.ndarray, scale: float) -> tuple[list[float], list[float]]:
+def measure_channels(x: np.ndarray, scale: float) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of each channel after division by `scale`, to six digits.
 
     A constant channel gets deviation 1, so that standardising it gives zeros rather than NaN.
     """
     axes = (0, *range(2, x.ndim))
     count = x.size / x.shape[1]
-    total = sum((block.sum(axes, dtype=np.float64) for block in blocks(x)), np.zeros(x.shape[1]))
+    total = sum((block.sum(axes, dtype=np.float64) for block in iterate_blocks(x)), np.zeros(x.shape[1]))
     mean = total / count
     centre = mean.reshape(-1, *(1,) * (x.ndim - 2))
-    squares = sum((((block - centre) ** 2).sum(axes) for block in blocks(x)), np.zeros(x.shape[1]))
+    squares = sum((((block - centre) ** 2).sum(axes) for block in iterate_blocks(x)), np.zeros(x.shape[1]))
     std = np.sqrt(squares / count)
     std = np.where(std / scale < 1e-6, scale, std)
     return (mean / scale).round(6).tolist(), (std / scale).round(6).tolist()

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fedrpc.data.datasets import Split, open_folder, verify
-from fedrpc.data.layout import Raw, whole, write
+from fedrpc.data.layout import Raw, replace_folder, write
 from fedrpc.seeds import derive
 
 NAME = "fmnist-mini"
@@ -46,7 +46,7 @@ def make(data_dir: Path, out: Path) -> Path:
         rows = choose(half, PER_CLASS[name], name)
         arrays |= {f"x_{name}": half.x[rows], f"y_{name}": half.y[rows]}
     source = "Fashion-MNIST, Zalando SE: 600 training and 100 test images of each class"
-    with whole(out / NAME) as folder:
+    with replace_folder(out / NAME) as folder:
         write(folder, NAME, Raw(arrays, full.classes, full.scale), licence=full.licence, source=source)
         (folder / "LICENSE").write_text(NOTICE, encoding="utf-8")
         verify(folder, NAME)

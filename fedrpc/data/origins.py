@@ -1,4 +1,4 @@
-"""Which data sets are known by name, what they cost to get, and what makes them."""
+"""The registry of known data sets: licence, source, size, and the function that prepares each."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Origin:
         birdsong = "birdsong_fedrpc:ORIGIN"
 
     Attributes:
-        licence: Under what terms the data may be used.
+        licence: The terms under which the data may be used.
         source: One line for meta.json: what it is and whose.
-        needs: What it takes to get it, for `fedrpc data list`.
-        size_bytes: About how large the prepared folder is.
+        needs: How to get it, for `fedrpc data list`.
+        size_bytes: The approximate size of the prepared folder.
         make: Called as make(source, cache, progress): reads `source` (what the user gave, or None), may download into
             the folder `cache`, calls progress(step, done, total), and returns the arrays.
     """
@@ -39,16 +39,16 @@ class Origin:
 DATASETS: Registry[Origin] = Registry("data set", "datasets")
 
 DATASETS.register("mnist")(
-    Origin("CC BY-SA 3.0", "MNIST, LeCun, Cortes and Burges", "downloads 12 MB", 55_500_000, prepare_images.mnist)
+    Origin("CC BY-SA 3.0", "MNIST, LeCun, Cortes and Burges", "downloads 12 MB", 55_500_000, prepare_images.make_mnist)
 )
 DATASETS.register("fmnist")(
-    Origin("MIT", "Fashion-MNIST, Zalando SE", "downloads 31 MB", 55_500_000, prepare_images.fmnist)
+    Origin("MIT", "Fashion-MNIST, Zalando SE", "downloads 31 MB", 55_500_000, prepare_images.make_fmnist)
 )
 DATASETS.register("cifar10")(
-    Origin("none stated", "CIFAR-10, Krizhevsky 2009", "downloads 170 MB", 184_800_000, prepare_images.cifar10)
+    Origin("none stated", "CIFAR-10, Krizhevsky 2009", "downloads 170 MB", 184_800_000, prepare_images.make_cifar10)
 )
 DATASETS.register("cifar100")(
-    Origin("none stated", "CIFAR-100, Krizhevsky 2009", "downloads 169 MB", 184_800_000, prepare_images.cifar100)
+    Origin("none stated", "CIFAR-100, Krizhevsky 2009", "downloads 169 MB", 184_800_000, prepare_images.make_cifar100)
 )
 DATASETS.register("uci-har")(
     Origin(

@@ -1,6 +1,6 @@
-"""Splits a data set's samples among clients, and a client's samples into training and test.
+"""Partitions a data set's samples among clients, and splits a client's samples into training and test.
 
-The same specification, labels, number of clients and seed give the same split on every machine, so each client
+The same specification, labels, number of clients and seed give the same partition on every machine, so each client
 computes its own and compares its hash with the server's.
 """
 
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedrpc.data import partitioners  # noqa: F401  registers the laws
+from fedrpc.data import partitioners  # noqa: F401  registers the partitioners
 from fedrpc.data.apportion import apportion
-from fedrpc.data.partition_spec import PARTITIONERS, Partitioner, Pool, parse
+from fedrpc.data.partition_spec import PARTITIONERS, Partitioner, Source, parse
 from fedrpc.errors import ConfigError
 from fedrpc.seeds import derive
 
-__all__ = ["PARTITIONERS", "Partition", "Partitioner", "Pool", "local_split", "partition", "subsample"]
+__all__ = ["PARTITIONERS", "Partition", "Partitioner", "Source", "make_partition", "split_train_test", "subsample"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,9 +26,9 @@ class Partition:
     """Which samples each client holds.
 
     Attributes:
-        spec: How it was asked for, such as "dirichlet:0.1".
+        spec: Its specification, such as "dirichlet:0.1".
         indices: For each client the ascending int64 indices of its samples in the data set.
-        dropped: How many samples that were to be split went to no client.
+        dropped: How many samples went to no client.
     """
 
     spec: str
@@ -45,16 +45,16 @@ class Partition:
         return digest.hexdigest()
 
 
-def partition(
+def make_partition(
     spec: str,
     y: np.ndarray,
     num_clients: int,
     seed: int,
     *,
     group: np.ndarray | None = None,
-    pool: np.ndarray | None = None,
+    subset: np.ndarray | None = None,
 ) -> Partition:
-    """Splits samples among clients, none of which is left without any.
+    """Partitions samples among clients, each of which gets at least one.
 
     Args:
         spec: A partitioner and its parameters, such as "dirichlet:0.1,min_size=3".
@@ -62,16 +62,16 @@ def partition(
         num_clients: How many clients there are.
         seed: The run's seed.
         group: The group of each sample, which `natural` needs.
-        pool: The indices to split, in any order; all by default.
+        subset: The indices to partition, in any order; all by default.
     """
-    chosen = _pool(len(y), pool)
+    chosen = _check_subset(len(y), subset)
     if not 1 <= num_clients <= len(chosen):
         raise ConfigError(f"clients: expected 1 to {len(chosen)}, the number of samples, got {num_clients}")
-    law, parameters = parse(spec)
+    partitioner, parameters = parse(spec)
     labels = np.asarray(y, dtype=np.int64)[chosen]
     groups = None if group is None else np.asarray(group)[chosen]
-    parts = law.split(Pool(labels, num_clients, seed, groups), **parameters)
-    _check(spec, parts, num_clients)
+    parts = partitioner.assign(Source(labels, num_clients, seed, groups), **parameters)
+    _check_parts(spec, parts, num_clients)
     indices = tuple(np.sort(chosen[part]) for part in parts)
     for client in indices:
         client.setflags(write=False)
@@ -82,31 +82,31 @@ def subsample(y: np.ndarray, size: int, seed: int) -> np.ndarray:
     """Ascending indices of `size` samples at random, classes in their proportions to within one sample."""
     if not 1 <= size <= len(y):
         raise ConfigError(f"subsample: expected 1 to {len(y)} samples, got {size}")
-    whole = Pool(np.asarray(y, dtype=np.int64), 1, seed)
+    whole = Source(np.asarray(y, dtype=np.int64), 1, seed)
     rng = derive(seed, "partition", "subsample")
     shares = apportion(size, whole.counts)
     picks = [rng.permutation(m)[:share] for m, share in zip(whole.members, shares, strict=True)]
     return np.sort(np.concatenate(picks)).astype(np.int64)
 
 
-def local_split(
+def split_train_test(
     indices: np.ndarray, y: np.ndarray, fraction: float, seed: int, client: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """A client's samples as ascending training and test indices, each class in the same proportion.
 
-    Every class that the client holds keeps at least one training sample, so a class with a single one is not tested.
+    Every class that the client holds keeps at least one training sample, so a class with a single sample is not tested.
 
     Args:
         indices: The client's samples, as Partition has them.
         y: The label of each sample of the data set.
-        fraction: The share that is for testing, 0 for none.
+        fraction: The share to test on, 0 for none.
         seed: The run's seed.
         client: The client's number.
     """
     if not 0 <= fraction < 1:
         raise ConfigError(f"local_test: expected a share from 0 to below 1, got {fraction}")
     held = np.sort(np.asarray(indices, dtype=np.int64))
-    mine = Pool(np.asarray(y)[held].astype(np.int64), 1, seed)
+    mine = Source(np.asarray(y)[held].astype(np.int64), 1, seed)
     shares = apportion(round(fraction * len(held)), mine.counts, caps=mine.counts - 1)
     rng = derive(seed, "partition", "local", client)
     for_test = np.zeros(len(held), dtype=bool)
@@ -115,19 +115,19 @@ def local_split(
     return held[~for_test], held[for_test]
 
 
-def _pool(total: int, pool: np.ndarray | None) -> np.ndarray:
-    if pool is None:
+def _check_subset(total: int, subset: np.ndarray | None) -> np.ndarray:
+    if subset is None:
         return np.arange(total, dtype=np.int64)
-    chosen = np.unique(np.asarray(pool, dtype=np.int64))
-    if len(chosen) != len(pool) or not len(chosen) or chosen[0] < 0 or chosen[-1] >= total:
+    chosen = np.unique(np.asarray(subset, dtype=np.int64))
+    if len(chosen) != len(subset) or not len(chosen) or chosen[0] < 0 or chosen[-1] >= total:
         raise ConfigError(
-            f"pool: expected distinct indices from 0 to {total - 1}, got {len(pool)} with others among them"
+            f"subset: expected distinct indices from 0 to {total - 1}, got {len(subset)} with others among them"
         )
     return chosen
 
 
-def _check(spec: str, parts: Sequence[np.ndarray], num_clients: int) -> None:
-    """Holds a law, which may be a third party's, to its contract."""
+def _check_parts(spec: str, parts: Sequence[np.ndarray], num_clients: int) -> None:
+    """Checks the result of a partitioner, which may be a third party's."""
     assert len(parts) == num_clients, f"{spec}: expected one array for each client"
     flat = np.concatenate(parts)
     assert len(np.unique(flat)) == len(flat), f"{spec}: a sample went to two clients"

@@ -1,9 +1,9 @@
-"""Reads `name:parameters` and finds the partitioner that it names.
+"""Parses `name:parameters` into a partitioner and its parameters.
 
-A partitioner is a function of a Pool and of typed parameters, which are read off its signature:
+A partitioner is a function of a Source and of typed parameters, which are read from its signature:
 
     @partitioner("halves", example="halves:0.3")
-    def halves(pool: Pool, share: float, swap: bool = False) -> list[np.ndarray]: ...
+    def halves(source: Source, share: float, swap: bool = False) -> list[np.ndarray]: ...
 
 is written `halves:0.3`, `halves:0.3,swap` or `halves:share=0.3,swap=true`. Third parties add one by an entry point in
 the group `fedrpc.partitions` whose value is a Partitioner.
@@ -29,8 +29,8 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
-    """What is split: samples 0 to n-1, seen through their labels.
+class Source:
+    """What a partitioner works on: the labels of samples 0 to n-1, the number of clients and the seed.
 
     Attributes:
         y: Label of each sample.
@@ -68,40 +68,40 @@ class Pool:
 
 @dataclass(frozen=True)
 class Partitioner:
-    """A law by which samples go to clients.
+    """A rule by which samples go to clients.
 
     Attributes:
-        split: Called as split(pool, **parameters); returns one array of sample numbers for each client, disjoint.
-        example: A specification that works, shown in errors.
+        assign: Called as assign(source, **parameters); returns one array of sample numbers for each client, disjoint.
+        example: A valid specification, shown in errors.
     """
 
-    split: Callable[..., Sequence[np.ndarray]]
+    assign: Callable[..., Sequence[np.ndarray]]
     example: str
 
     @property
     def about(self) -> str:
         """The first line of the function's docstring."""
-        return (inspect.getdoc(self.split) or "").split("\n", 1)[0]
+        return (inspect.getdoc(self.assign) or "").split("\n", 1)[0]
 
 
 PARTITIONERS: Registry[Partitioner] = Registry("partition", "partitions")
 
-Law = Callable[..., Sequence[np.ndarray]]
+Rule = Callable[..., Sequence[np.ndarray]]
 
 
-def partitioner(name: str, example: str) -> Callable[[Law], Law]:
-    """A decorator that registers a partitioner."""
+def partitioner(name: str, example: str) -> Callable[[Rule], Rule]:
+    """Registers a partitioner."""
 
-    def file(split: Law) -> Law:
-        PARTITIONERS.register(name)(Partitioner(split, example))
-        return split
+    def register(assign: Rule) -> Rule:
+        PARTITIONERS.register(name)(Partitioner(assign, example))
+        return assign
 
-    return file
+    return register
 
 
-def require(holds: bool, name: str, parameter: str, expected: str, got: object) -> None:
-    """Refuses a parameter of partitioner `name` that breaks a rule."""
-    if not holds:
+def require(condition: bool, name: str, parameter: str, expected: str, got: object) -> None:
+    """Raises ConfigError, with an example, unless a parameter of partitioner `name` satisfies a condition."""
+    if not condition:
         raise ConfigError(
             f"partition '{name}': {parameter}: expected {expected}, got {got}; for example {PARTITIONERS[name].example}"
         )
@@ -112,22 +112,26 @@ def parse(spec: str) -> tuple[Partitioner, dict[str, object]]:
     name, _, text = spec.strip().partition(":")
     name = name.strip()
     found = PARTITIONERS[name]
-    parameters = list(inspect.signature(found.split).parameters.values())[1:]
-    kinds = typing.get_type_hints(found.split)
+    parameters = list(inspect.signature(found.assign).parameters.values())[1:]
+    kinds = typing.get_type_hints(found.assign)
     values: dict[str, object] = {}
     for number, word in enumerate(part.strip() for part in text.split(",") if part.strip()):
-        key, value = _key(name, word, number, [parameter.name for parameter in parameters], kinds)
+        key, value = _parse_key(name, word, number, [parameter.name for parameter in parameters], kinds)
         require(key not in values, name, key, "one value", f"a second one, '{value}'")
-        values[key] = _value(name, key, value, kinds[key])
+        values[key] = _parse_value(name, key, value, kinds[key])
     for parameter in parameters:
         required = parameter.default is inspect.Parameter.empty
         require(
-            parameter.name in values or not required, name, parameter.name, _kind(kinds[parameter.name])[1], "nothing"
+            parameter.name in values or not required,
+            name,
+            parameter.name,
+            _resolve_hint(kinds[parameter.name])[1],
+            "nothing",
         )
     return found, values
 
 
-def _key(name: str, word: str, number: int, known: list[str], kinds: dict[str, type]) -> tuple[str, str]:
+def _parse_key(name: str, word: str, number: int, known: list[str], kinds: dict[str, type]) -> tuple[str, str]:
     """Which parameter a word of the specification sets, and to what text."""
     key, equals, value = (part.strip() for part in word.partition("="))
     if equals and key in known:
@@ -139,7 +143,7 @@ def _key(name: str, word: str, number: int, known: list[str], kinds: dict[str, t
     raise UnknownName(f"parameter of partition '{name}'", key, known, f"For example {PARTITIONERS[name].example}")
 
 
-def _kind(hint: object) -> tuple[type, str]:
+def _resolve_hint(hint: object) -> tuple[type, str]:
     """The plain type behind a hint such as `int | None`, and its name for people."""
     if isinstance(hint, types.UnionType):
         hint = next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)
@@ -147,8 +151,8 @@ def _kind(hint: object) -> tuple[type, str]:
     return hint, KINDS[hint]
 
 
-def _value(name: str, key: str, text: str, hint: object) -> object:
-    kind, words = _kind(hint)
+def _parse_value(name: str, key: str, text: str, hint: object) -> object:
+    kind, words = _resolve_hint(hint)
     if kind is bool:
         require(text.lower() in WORDS, name, key, words, f"'{text}'")
         return WORDS[text.lower()]

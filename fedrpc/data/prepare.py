@@ -7,17 +7,17 @@ import shutil
 from pathlib import Path
 
 from fedrpc.data.datasets import EMBEDDED, verify
-from fedrpc.data.layout import Progress, whole, write
+from fedrpc.data.layout import Progress, replace_folder, write
 from fedrpc.data.origins import DATASETS
 from fedrpc.errors import DataError
 
 
-def quiet(step: str, done: int, total: int) -> None:
-    """A progress callback that says nothing."""
+def ignore_progress(step: str, done: int, total: int) -> None:
+    """Does nothing with the progress."""
 
 
-def prepare(name: str, out_dir: Path, source: Path | None = None, progress: Progress = quiet) -> Path:
-    """Makes `out_dir`/`name`, whole and verified or not at all, and returns it.
+def prepare(name: str, out_dir: Path, source: Path | None = None, progress: Progress = ignore_progress) -> Path:
+    """Makes `out_dir`/`name`, complete and verified or not at all, and returns its path.
 
     Args:
         name: A name that `fedrpc data list` shows.
@@ -34,14 +34,14 @@ def prepare(name: str, out_dir: Path, source: Path | None = None, progress: Prog
     cache = out_dir / ".downloads" / name
     try:
         raw = origin.make(source, cache, progress)
-        with whole(out_dir / name) as folder:
+        with replace_folder(out_dir / name) as folder:
             progress("write", 0, 1)
             write(folder, name, raw, licence=origin.licence, source=origin.source)
             verify(folder, name)
             progress("write", 1, 1)
     except OSError as error:
         raise DataError(
-            f"cannot make data set '{name}' in {out_dir}: {error}; is there room, and may you write there?"
+            f"cannot make data set '{name}' in {out_dir}: {error}; check free space and permissions"
         ) from error
     shutil.rmtree(cache, ignore_errors=True)
     with contextlib.suppress(OSError):  # other sets' downloads may be there

@@ -38,12 +38,12 @@ def make(source: Path | None, cache: Path, progress: Progress, test_folds: Colle
 
     `test_folds` make the test set: slices of one recording lie in one fold, so whole folds keep them on one side.
     """
-    root = _root(source)
-    clips = _clips(root / "metadata" / "UrbanSound8K.csv")
+    root = _find_root(source)
+    clips = _read_clips(root / "metadata" / "UrbanSound8K.csv")
     pictures = np.empty((len(clips), 1, BANDS, FRAMES), np.uint8)
     for done, clip in enumerate(clips):
         progress("log-mel", done, len(clips))
-        pictures[done, 0] = log_mel(*read_wav(root / "audio" / f"fold{clip['fold']}" / clip["slice_file_name"]))
+        pictures[done, 0] = compute_log_mel(*read_wav(root / "audio" / f"fold{clip['fold']}" / clip["slice_file_name"]))
     progress("log-mel", len(clips), len(clips))
     labels, recordings, folds = (np.array([int(clip[key]) for clip in clips]) for key in ("classID", "fsID", "fold"))
     arrays: dict[str, np.ndarray] = {}
@@ -56,7 +56,7 @@ def make(source: Path | None, cache: Path, progress: Progress, test_folds: Colle
     return Raw(arrays, CLASSES, float(RANGE_DB))
 
 
-def _root(source: Path | None) -> Path:
+def _find_root(source: Path | None) -> Path:
     if source is None:
         raise DataError(
             "data set 'urbansound8k' is not downloaded for you: expected --source with the unpacked UrbanSound8K "
@@ -70,7 +70,7 @@ def _root(source: Path | None) -> Path:
     )
 
 
-def _clips(path: Path) -> list[dict[str, str]]:
+def _read_clips(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     if not rows or not set(COLUMNS) <= set(rows[0]):
@@ -80,7 +80,7 @@ def _clips(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def log_mel(wave: np.ndarray, rate: int) -> np.ndarray:
+def compute_log_mel(wave: np.ndarray, rate: int) -> np.ndarray:
     """A clip as uint8 (64 mel bands, 128 frames): 80 at its maximum, 1 less for each dB below it, 0 from -80 dB on.
 
     Args:
@@ -96,15 +96,15 @@ def log_mel(wave: np.ndarray, rate: int) -> np.ndarray:
     padded = np.pad(padded, (0, max(0, (FRAMES - 1) * hop + WINDOW - len(padded))))
     frames = sliding_window_view(padded, WINDOW)[::hop][:FRAMES]
     power = np.abs(np.fft.rfft(frames * np.hanning(WINDOW + 1)[:-1], axis=1)) ** 2
-    db = 10.0 * np.log10(np.maximum(_mel_filters() @ power.T, 1e-10))
+    db = 10.0 * np.log10(np.maximum(_make_mel_filters() @ power.T, 1e-10))
     levels = np.round(np.clip(db - db.max() + RANGE_DB, 0, RANGE_DB) * (255 / RANGE_DB))
-    # By way of 8 bits, so that the result equals that of features that were kept as 0..255 before.
+    # Rounded to 8 bits first, so that the result equals that of features stored as 0..255.
     picture: np.ndarray = np.round(levels * (RANGE_DB / 255)).astype(np.uint8)
     return picture
 
 
 @functools.cache
-def _mel_filters() -> np.ndarray:
+def _make_mel_filters() -> np.ndarray:
     """Triangles on the HTK mel scale from 0 to half the rate, each of unit area."""
     top = 2595.0 * math.log10(1.0 + RATE / 2 / 700.0)
     edge = 700.0 * (10.0 ** (np.linspace(0.0, top, BANDS + 2) / 2595.0) - 1.0)
@@ -124,7 +124,7 @@ def resample(wave: np.ndarray, rate: int, out_rate: int) -> np.ndarray:
         return wave
     common = math.gcd(rate, out_rate)
     up, down = out_rate // common, rate // common
-    taps = _polyphase(up, down)
+    taps = _make_polyphase_taps(up, down)
     width = taps.shape[1]
     half = 10 * max(up, down)
     windows = sliding_window_view(np.pad(wave, width), width)
@@ -139,7 +139,7 @@ def resample(wave: np.ndarray, rate: int, out_rate: int) -> np.ndarray:
 
 
 @functools.cache
-def _polyphase(up: int, down: int) -> np.ndarray:
+def _make_polyphase_taps(up: int, down: int) -> np.ndarray:
     """The low-pass filter, cut into one row of taps for each position of an output between two inputs."""
     half = 10 * max(up, down)
     at = np.arange(-half, half + 1)

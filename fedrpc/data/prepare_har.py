@@ -25,22 +25,22 @@ def make(source: Path | None, cache: Path, progress: Progress) -> Raw:
             "data set 'uci-har' is not downloaded for you: expected --source with the official archive "
             "(UCI HAR Dataset.zip of archive.ics.uci.edu/dataset/240) or its unpacked folder, got none"
         )
-    read = _reader(source)
+    read = _open_source(source)
     arrays: dict[str, np.ndarray] = {}
     total = len(SPLITS) * len(SIGNALS)
     for number, split in enumerate(SPLITS):
         channels: list[np.ndarray] = []
         for signal in SIGNALS:
             progress("read", number * len(SIGNALS) + len(channels), total)
-            channels.append(_matrix(read, f"{split}/Inertial Signals/{signal}_{split}.txt"))
+            channels.append(_read_matrix(read, f"{split}/Inertial Signals/{signal}_{split}.txt"))
         arrays[f"x_{split}"] = np.stack(channels, axis=1)
-        arrays[f"y_{split}"] = _column(read, f"{split}/y_{split}.txt", len(channels[0])) - 1
-        arrays[f"group_{split}"] = _column(read, f"{split}/subject_{split}.txt", len(channels[0]))
+        arrays[f"y_{split}"] = _read_column(read, f"{split}/y_{split}.txt", len(channels[0])) - 1
+        arrays[f"group_{split}"] = _read_column(read, f"{split}/subject_{split}.txt", len(channels[0]))
     progress("read", total, total)
     return Raw(arrays, CLASSES, 1.0)
 
 
-def _reader(source: Path) -> Callable[[str], bytes]:
+def _open_source(source: Path) -> Callable[[str], bytes]:
     """A function that gives a file of the archive by its path below "UCI HAR Dataset"."""
     if source.is_dir():
         root = next((path.parent.parent for path in sorted(source.rglob("y_train.txt"))), None)
@@ -64,16 +64,16 @@ def _not_there(source: object, name: str) -> DataError:
     return DataError(f"{source}: expected the UCI HAR layout, got no '{name}'; give the whole, official archive")
 
 
-def _text(read: Callable[[str], bytes], name: str) -> io.StringIO:
+def _open_text(read: Callable[[str], bytes], name: str) -> io.StringIO:
     try:
         return io.StringIO(read(name).decode("ascii"))
     except (OSError, KeyError, UnicodeDecodeError) as error:
         raise _not_there("uci-har", name) from error
 
 
-def _matrix(read: Callable[[str], bytes], name: str) -> np.ndarray:
+def _read_matrix(read: Callable[[str], bytes], name: str) -> np.ndarray:
     try:
-        values = np.loadtxt(_text(read, name), dtype=np.float64, ndmin=2)
+        values = np.loadtxt(_open_text(read, name), dtype=np.float64, ndmin=2)
     except ValueError as error:
         raise DataError(f"uci-har, {name}: expected lines of {WINDOW} numbers, got {error}") from error
     if values.shape[1] != WINDOW:
@@ -81,8 +81,8 @@ def _matrix(read: Callable[[str], bytes], name: str) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def _column(read: Callable[[str], bytes], name: str, rows: int) -> np.ndarray:
-    values = np.loadtxt(_text(read, name), dtype=np.int64, ndmin=1)
+def _read_column(read: Callable[[str], bytes], name: str, rows: int) -> np.ndarray:
+    values = np.loadtxt(_open_text(read, name), dtype=np.int64, ndmin=1)
     if values.shape != (rows,):
-        raise DataError(f"uci-har, {name}: expected {rows} lines, as many as there are windows, got {len(values)}")
+        raise DataError(f"uci-har, {name}: expected {rows} lines, one for each window, got {len(values)}")
     return values

@@ -12,23 +12,23 @@ from fedrpc.data.layout import SPLITS, Progress, Raw
 from fedrpc.errors import DataError
 
 
-def mnist(source: Path | None, cache: Path, progress: Progress) -> Raw:
+def make_mnist(source: Path | None, cache: Path, progress: Progress) -> Raw:
     """MNIST: 60,000 + 10,000 grey images of 28x28."""
     arrays, _ = _read("MNIST", source, cache, progress)
     return Raw(arrays, tuple(map(str, range(10))), 255.0)
 
 
-def fmnist(source: Path | None, cache: Path, progress: Progress) -> Raw:
+def make_fmnist(source: Path | None, cache: Path, progress: Progress) -> Raw:
     """Fashion-MNIST: 60,000 + 10,000 grey images of 28x28."""
     return Raw(*_read("FashionMNIST", source, cache, progress), 255.0)
 
 
-def cifar10(source: Path | None, cache: Path, progress: Progress) -> Raw:
+def make_cifar10(source: Path | None, cache: Path, progress: Progress) -> Raw:
     """CIFAR-10: 50,000 + 10,000 colour images of 32x32."""
     return Raw(*_read("CIFAR10", source, cache, progress), 255.0)
 
 
-def cifar100(source: Path | None, cache: Path, progress: Progress) -> Raw:
+def make_cifar100(source: Path | None, cache: Path, progress: Progress) -> Raw:
     """CIFAR-100 with its fine labels."""
     return Raw(*_read("CIFAR100", source, cache, progress), 255.0)
 
@@ -46,7 +46,10 @@ def _read(
     for done, split in enumerate(SPLITS):
         progress("read" if source else "download", done, len(SPLITS))
         opened = _open(reader, root, split, download)
-        arrays[f"x_{split}"], arrays[f"y_{split}"] = _channels_first(opened), np.asarray(opened.targets, dtype=np.int64)
+        arrays[f"x_{split}"], arrays[f"y_{split}"] = (
+            _put_channels_first(opened),
+            np.asarray(opened.targets, dtype=np.int64),
+        )
         names = tuple(opened.classes)
     progress("read", len(SPLITS), len(SPLITS))
     return arrays, names
@@ -56,19 +59,19 @@ def _open(reader: Any, root: Path, split: str, download: bool) -> Any:
     try:
         return reader(str(root), train=split == "train", download=download)
     except (RuntimeError, OSError) as error:  # torchvision raises both; URLError is an OSError
-        archives = ", ".join(path for path, _ in _archives(reader))
+        archives = ", ".join(path for path, _ in _list_archives(reader))
         raise DataError(
             f"cannot {'download' if download else 'read'} {reader.__name__} in {root}: {error}; "
             f"without a network, put {archives} in a folder and give it as --source"
         ) from error
 
 
-def _channels_first(opened: Any) -> np.ndarray:
+def _put_channels_first(opened: Any) -> np.ndarray:
     x = np.asarray(opened.data)
     return x[:, None] if x.ndim == 3 else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
 
 
-def _archives(reader: Any) -> list[tuple[str, str]]:
+def _list_archives(reader: Any) -> list[tuple[str, str]]:
     """The files that torchvision would download, below its root, with their MD5."""
     if hasattr(reader, "resources"):
         return [(f"{reader.__name__}/raw/{name}", md5) for name, md5 in reader.resources]
@@ -76,10 +79,10 @@ def _archives(reader: Any) -> list[tuple[str, str]]:
 
 
 def _stage(reader: Any, source: Path, cache: Path) -> tuple[Path, bool]:
-    """Where torchvision shall read, and whether it must unpack; archives are copied, so `source` is left as it is."""
+    """The folder for torchvision to read, and whether it must unpack; archives are copied: `source` is not changed."""
     from torchvision.datasets.utils import check_integrity
 
-    archives = _archives(reader)
+    archives = _list_archives(reader)
     first = archives[0][0]
     unpacked = source / (first.removesuffix(".gz") if hasattr(reader, "resources") else reader.base_folder)
     if unpacked.exists():

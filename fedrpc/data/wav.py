@@ -1,6 +1,6 @@
 """Reads WAV files: whole-number PCM of 8 to 32 bits, floats, and the two common 4-bit ADPCM codings.
 
-The standard library's reader knows PCM only, and collections of field recordings hold all of these.
+The standard library reads only PCM, and collections of field recordings hold all of these.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Format:
 def read_wav(path: Path) -> tuple[np.ndarray, int]:
     """The samples as float64 (n, channels) in [-1, 1], and their rate in Hz."""
     try:
-        parts = _chunks(path.read_bytes())
-        form = _format(parts[b"fmt "])
+        parts = _split_chunks(path.read_bytes())
+        form = _parse_format(parts[b"fmt "])
         samples = _decode(form, parts[b"data"])
     except (OSError, KeyError, struct.error, ValueError) as error:
         raise DataError(f"{path}: expected a WAV file, got {type(error).__name__}: {error}") from error
@@ -52,7 +52,7 @@ def read_wav(path: Path) -> tuple[np.ndarray, int]:
     return samples, form.rate
 
 
-def _chunks(data: bytes) -> dict[bytes, bytes]:
+def _split_chunks(data: bytes) -> dict[bytes, bytes]:
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         raise ValueError(f"a file that starts with {data[:4]!r}")
     found: dict[bytes, bytes] = {}
@@ -64,7 +64,7 @@ def _chunks(data: bytes) -> dict[bytes, bytes]:
     return found
 
 
-def _format(chunk: bytes) -> Format:
+def _parse_format(chunk: bytes) -> Format:
     tag, channels, rate, _, align, bits = struct.unpack_from("<HHIIHH", chunk)
     if tag == EXTENSIBLE:
         (tag,) = struct.unpack_from("<H", chunk, 24)
@@ -76,17 +76,17 @@ def _format(chunk: bytes) -> Format:
 def _decode(form: Format, data: bytes) -> np.ndarray:
     data = data[: len(data) // form.align * form.align]  # a last, incomplete block is left out
     if form.tag == PCM:
-        return _pcm(data, form.align // form.channels).reshape(-1, form.channels)
+        return _decode_pcm(data, form.align // form.channels).reshape(-1, form.channels)
     if form.tag == FLOAT and form.bits in (32, 64):
         return np.frombuffer(data, f"<f{form.bits // 8}").astype(np.float64).reshape(-1, form.channels)
     if form.tag in (MS_ADPCM, IMA_ADPCM) and form.bits == 4:
-        decode = _ms_adpcm if form.tag == MS_ADPCM else _ima_adpcm
+        decode = _decode_ms_adpcm if form.tag == MS_ADPCM else _decode_ima_adpcm
         blocks = decode(form, np.frombuffer(data, np.uint8).reshape(-1, form.align))
         return blocks.reshape(-1, form.channels) / 2.0**15
     raise ValueError(f"coding {form.tag:#x} with {form.bits} bits; convert it to 16-bit PCM")
 
 
-def _pcm(data: bytes, width: int) -> np.ndarray:
+def _decode_pcm(data: bytes, width: int) -> np.ndarray:
     if width == 1:
         return (np.frombuffer(data, np.uint8) - 128.0) / 128.0
     if width not in (2, 3, 4):
@@ -97,7 +97,7 @@ def _pcm(data: bytes, width: int) -> np.ndarray:
     return wide.view("<i4")[:, 0] / 2.0**31
 
 
-def _ms_adpcm(form: Format, blocks: np.ndarray) -> np.ndarray:
+def _decode_ms_adpcm(form: Format, blocks: np.ndarray) -> np.ndarray:
     """Microsoft ADPCM: all blocks at once, one sample after the other; (blocks, samples, channels)."""
     count = struct.unpack_from("<H", form.extra, 4)[0]
     pairs = np.frombuffer(form.extra, "<i2", 2 * count, 6).astype(np.int64).reshape(-1, 2)
@@ -117,7 +117,7 @@ def _ms_adpcm(form: Format, blocks: np.ndarray) -> np.ndarray:
     return np.stack(out, axis=1)
 
 
-def _ima_adpcm(form: Format, blocks: np.ndarray) -> np.ndarray:
+def _decode_ima_adpcm(form: Format, blocks: np.ndarray) -> np.ndarray:
     """IMA ADPCM: all blocks at once, one sample after the other; (blocks, samples, channels)."""
     n = form.channels
     head = np.ascontiguousarray(blocks[:, : 4 * n]).reshape(-1, n, 4)

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from fedrpc import log
 from fedrpc.launch.launcher import Watcher
-from fedrpc.report.table import size
+from fedrpc.report.table import format_size
 
 
 class LogWatcher(Watcher):
@@ -63,7 +63,7 @@ class LiveWatcher(Watcher):
                 self._task,
                 completed=values["round"] + 1,
                 accuracy=f"{accuracy:.2f} %" if accuracy is not None else "",
-                traffic=f"↓{size(values['bytes_down'])} ↑{size(values['bytes_up'])}",
+                traffic=f"↓{format_size(values['bytes_down'])} ↑{format_size(values['bytes_up'])}",
             )
         elif name == "client_restarted":
             self._bar.console.print(f"client {values['client']} ended with code {values['code']}; it is started again")

@@ -23,8 +23,8 @@ from fedrpc.data.examples import Examples
 from fedrpc.errors import ConfigError
 from fedrpc.methods.fedavg import FedAvg, Global
 from fedrpc.methods.method import ClientContext, Cost, Env, Params, Phase, Round, Shapes, on, refused, register
-from fedrpc.models import staged
-from fedrpc.models.state import load, tensors
+from fedrpc.models import require_stages
+from fedrpc.models.state import load, read_tensors
 from fedrpc.training.loop import train
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
@@ -183,18 +183,18 @@ class CCVR(FedAvg[CCVRParams]):
         y = torch.cat([torch.full((len(features),), c) for c, features in drawn])
         model = rnd.model()
         load(model, weights)
-        classifier: nn.Module = staged(model, self.name).classifier
+        classifier: nn.Module = require_stages(model, self.name).classifier
         params = rnd.params
         config = TrainConfig(optimizer="sgd", lr=params.lr, epochs=params.epochs, batch_size=params.batch_size)
         data = Examples.of(x, y)
         train(classifier, cross_entropy, data, config, lr=params.lr, order=rnd.rng("order"), device=rnd.device)
         # Everything else stays the very tensors that it was.
-        return weights | {f"classifier.{name}": value for name, value in tensors(classifier).items()}
+        return weights | {f"classifier.{name}": value for name, value in read_tensors(classifier).items()}
 
     @on(DESCRIBE)
     def describe(self, ctx: ClientContext[CCVRParams], msg: Global) -> Moments:
         """The moments of the client's features, in evaluation mode."""
-        model = staged(ctx.model().eval(), self.name)
+        model = require_stages(ctx.model().eval(), self.name)
         load(model, msg.weights)
         spread = _spread_of(ctx.env)
         features = [torch.empty(0, spread.features, dtype=torch.float64)]
@@ -217,7 +217,7 @@ class CCVR(FedAvg[CCVRParams]):
 
 
 def _spread_of(env: Env[CCVRParams]) -> Spread:
-    return Spread(staged(env.model(), "ccvr").classifier.in_features, env.params.diagonal)
+    return Spread(require_stages(env.model(), "ccvr").classifier.in_features, env.params.diagonal)
 
 
 def _size_bytes(env: Env[CCVRParams]) -> int:

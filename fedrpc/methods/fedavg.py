@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedrpc.methods.blocks.updates import release_update, train_cohort
 from fedrpc.methods.method import ClientContext, Cost, Env, Loss, Method, P, Phase, Round, Shapes, allowed, on, register
-from fedrpc.models.state import load, tensors
+from fedrpc.models.state import load, read_tensors
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
@@ -53,7 +53,7 @@ class FedAvg(Method[Global, P]):
 
     def init(self, env: Env[P]) -> Global:
         """The configured network's initial weights."""
-        return Global(tensors(env.model()))
+        return Global(read_tensors(env.model()))
 
     async def round(self, state: Global, rnd: Round[P]) -> Global:
         """Asks the cohort to train; the next model is the mean of theirs."""

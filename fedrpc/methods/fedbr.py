@@ -39,8 +39,8 @@ from fedrpc.methods.blocks.updates import release_update
 from fedrpc.methods.fedavg import FedAvg, Global, Update
 from fedrpc.methods.method import ClientContext, Cost, Env, Params, Phase, Round, Shapes, on, refused, register
 from fedrpc.methods.tools import PastClient, SharedItems, View
-from fedrpc.models import staged
-from fedrpc.models.state import load, tensors
+from fedrpc.models import require_stages
+from fedrpc.models.state import load, read_tensors
 from fedrpc.training.loop import optimizer_of
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
@@ -121,12 +121,12 @@ class Debiasing:
         rng: np.random.Generator,
     ) -> None:
         self._params, self._pool, self._num_classes, self._rng = params, pool, num_classes, rng
-        self._received = staged(received.eval().requires_grad_(False), "fedbr")
+        self._received = require_stages(received.eval().requires_grad_(False), "fedbr")
         self._projector, self._optimizer = projector, optimizer
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """What the model minimises, after the projector maximised its part of it."""
-        parts, params = staged(model, "fedbr"), self._params
+        parts, params = require_stages(model, "fedbr"), self._params
         pseudo, wanted = self.pseudo(x, y)
         own, theirs = parts.features(x), parts.features(pseudo)
         loss: Tensor = F.cross_entropy(parts.classifier(own), y)
@@ -186,7 +186,7 @@ class FedBR(FedAvg[FedBRParams]):
 
     def check(self, env: Env[FedBRParams]) -> None:
         """Refuses networks without features."""
-        staged(env.model(), self.name)
+        require_stages(env.model(), self.name)
 
     async def setup(self, state: Global, rnd: Round[FedBRParams]) -> Global:
         """Collects means, keeps some of them and gives these to everybody."""
@@ -222,7 +222,7 @@ class FedBR(FedAvg[FedBRParams]):
         model, received = ctx.model(), ctx.model()
         load(model, msg.weights)
         load(received, msg.weights)
-        projector = self._projector(ctx, staged(model, self.name).classifier.in_features)
+        projector = self._projector(ctx, require_stages(model, self.name).classifier.in_features)
         loss = Debiasing(
             ctx.params,
             received,
@@ -233,7 +233,7 @@ class FedBR(FedAvg[FedBRParams]):
             rng=ctx.rng("pseudo"),
         )
         report = ctx.train(model, loss)
-        ctx.store.put(_PROJECTOR, Kept(tensors(projector)))
+        ctx.store.put(_PROJECTOR, Kept(read_tensors(projector)))
         return Update(**release_update(ctx, model, report))
 
     def _projector(self, ctx: ClientContext[FedBRParams], features: int) -> nn.Module:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedrpc.methods.fedavg import FedAvg, Global
 from fedrpc.methods.method import ClientContext, Loss, Params, refused, register
-from fedrpc.models import staged
+from fedrpc.models import require_stages
 from fedrpc.training.losses import cross_entropy
 
 _EPS = 1e-8  # a constant feature has no variance to divide by
@@ -52,7 +52,7 @@ class FedDecorr(FedAvg[FedDecorrParams]):
             return cross_entropy
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            parts = staged(model, "feddecorr")
+            parts = require_stages(model, "feddecorr")
             features = parts.features(x)
             return F.cross_entropy(parts.classifier(features), y) + beta * decorrelation(features)
 

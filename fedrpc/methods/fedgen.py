@@ -37,8 +37,8 @@ from fedrpc.methods.method import (
     refused,
     register,
 )
-from fedrpc.models import staged
-from fedrpc.models.state import load, payload_bytes, tensors
+from fedrpc.models import require_stages
+from fedrpc.models.state import count_payload_bytes, load, read_tensors
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
@@ -181,11 +181,11 @@ class FedGen(Method[State, FedGenParams]):
 
     def check(self, env: Env[FedGenParams]) -> None:
         """Refuses networks without features."""
-        staged(env.model(), self.name)
+        require_stages(env.model(), self.name)
 
     def init(self, env: Env[FedGenParams]) -> State:
         """Both networks' initial weights."""
-        return State(tensors(env.model()), tensors(_generator(env)), {})
+        return State(read_tensors(env.model()), read_tensors(_generator(env)), {})
 
     async def round(self, state: State, rnd: Round[FedGenParams]) -> State:
         """Has the cohort train, averages its models, and teaches the generator with its classifiers."""
@@ -240,7 +240,7 @@ class FedGen(Method[State, FedGenParams]):
         source = Source(generator, params, ctx.rng("synthesis"))
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            parts = staged(model, self.name)
+            parts = require_stages(model, self.name)
             logits = parts(x)
             with torch.no_grad():
                 wanted = F.softmax(parts.classifier(source.features(y)), dim=1)
@@ -262,7 +262,7 @@ class FedGen(Method[State, FedGenParams]):
         return (
             FedAvg()
             .cost(shapes)
-            .add("down", Kind.WEIGHTS, n * payload_bytes(tensors(_generator(env))))
+            .add("down", Kind.WEIGHTS, n * count_payload_bytes(read_tensors(_generator(env))))
             .add("up", Kind.CLASS_ABUNDANCE, n * 4 * env.num_classes)
         )
 
@@ -275,7 +275,7 @@ def _head(weights: Tensors) -> tuple[Tensor, Tensor]:
 
 
 def _generator(env: Env[FedGenParams]) -> Generator:
-    features = staged(env.model(), "fedgen").classifier.in_features
+    features = require_stages(env.model(), "fedgen").classifier.in_features
     made = env.build(
         "fedgen-generator", lambda: Generator(env.params.noise_dim, env.num_classes, env.params.hidden, features)
     )

@@ -42,7 +42,7 @@ from fedrpc.methods.method import (
     refused,
     register,
 )
-from fedrpc.models.state import load, payload_bytes, tensors
+from fedrpc.models.state import count_payload_bytes, load, read_tensors
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
@@ -172,7 +172,7 @@ class FedGenImg(Method[State, FedGenImgParams]):
 
     def init(self, env: Env[FedGenImgParams]) -> State:
         """The configured network's initial weights and no generator."""
-        return State(tensors(env.model()))
+        return State(read_tensors(env.model()))
 
     async def round(self, state: State, rnd: Round[FedGenImgParams]) -> State:
         """Trains the generator once its time has come, then plays FedAvg."""
@@ -230,7 +230,9 @@ class FedGenImg(Method[State, FedGenImgParams]):
         """FedAvg's, with the generator down for each participation from the start on."""
         env = shapes.env
         asked = sum(len(cohort) for t, cohort in enumerate(shapes.cohorts) if _generates(env.params, t))
-        return FedAvg().cost(shapes).add("down", Kind.WEIGHTS, asked * payload_bytes(tensors(_generator(env))))
+        return (
+            FedAvg().cost(shapes).add("down", Kind.WEIGHTS, asked * count_payload_bytes(read_tensors(_generator(env))))
+        )
 
 
 def _generates(params: Any, round_index: int) -> bool:

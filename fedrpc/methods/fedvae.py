@@ -17,7 +17,7 @@ from torch import nn
 from fedrpc.methods.blocks.vae import Pixels, VaeLoss
 from fedrpc.methods.fedavg import FedAvg, Global
 from fedrpc.methods.method import ClientContext, Env, Loss, Params, allowed, register
-from fedrpc.models.dpms import Vae, latent_model
+from fedrpc.models.dpms import Vae, require_latent
 
 
 class FedVaeParams(Params):
@@ -38,7 +38,7 @@ class FedVae(FedAvg[FedVaeParams]):
 
     def network(self, build: Callable[[], nn.Module]) -> nn.Module:
         """The configured network with a decoder and the head of the log-variance."""
-        return Vae(latent_model(build(), self.name))
+        return Vae(require_latent(build(), self.name))
 
     def check(self, env: Env[FedVaeParams]) -> None:
         """Refuses data without a range."""

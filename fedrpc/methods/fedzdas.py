@@ -39,7 +39,7 @@ from fedrpc.methods.blocks.zero_shot import (
 from fedrpc.methods.fedavg import FedAvg, Global
 from fedrpc.methods.method import ClientContext, ClientId, Env, Reply, Round, on, register
 from fedrpc.methods.tools import Reported
-from fedrpc.models.state import load, tensors
+from fedrpc.models.state import load, read_tensors
 from fedrpc.training.loop import train
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.message import Tensors
@@ -119,7 +119,7 @@ def _teach(rnd: Round[FedZdasParams], weights: Tensors, pool: Sequence[Made]) ->
     config = TrainConfig(lr=params.server_lr, epochs=params.server_epochs, batch_size=params.server_batch_size)
     order = rnd.rng("order")
     report = train(model, cross_entropy, data, config, lr=params.server_lr, order=order, device=rnd.device)
-    return tensors(model), report.loss
+    return read_tensors(model), report.loss
 
 
 def _record(pool: dict[ClientId, Made]) -> dict[str, Any]:

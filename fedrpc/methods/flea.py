@@ -57,8 +57,8 @@ from fedrpc.methods.method import (
 )
 from fedrpc.methods.tools import PastClient, SharedItems, View
 from fedrpc.metrics.features import dcor2, distance_correlation, null_value
-from fedrpc.models import split, staged
-from fedrpc.models.state import load, tensors
+from fedrpc.models import cut, require_stages
+from fedrpc.models.state import load, read_tensors
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
@@ -114,13 +114,13 @@ EXTRACT = Phase("extract", Global, Shared)
 
 def cut_of(model: nn.Module, params: Any) -> int:
     """After which stage the network is cut."""
-    return staged(model, "flea").split_layer_default if params.split_layer is None else int(params.split_layer)
+    return require_stages(model, "flea").split_layer_default if params.split_layer is None else int(params.split_layer)
 
 
 def layout_of(env: Env[FleaParams]) -> Layout:
     """One activation and its label on the wire; raises ConfigError when the network has no such cut."""
     model = env.model().eval()
-    head, _ = split(model, cut_of(model, env.params))
+    head, _ = cut(model, cut_of(model, env.params))
     with torch.no_grad():
         activation = head(torch.zeros(1, *env.shape))[0]
     return Layout({"activations": (DTYPES[env.params.transport], tuple(activation.shape)), "labels": (torch.int64, ())})
@@ -135,7 +135,7 @@ class Objective:
     """Equation 6 on the batches of one local training.
 
     Args:
-        cut: After which stage networks are cut.
+        layer: After which stage networks are cut.
         received: The received network, which stays as it is; without it there is no distillation.
         buffer: What to mix with; nothing in the first round.
         order: Shuffles the buffer.
@@ -145,22 +145,22 @@ class Objective:
     def __init__(
         self,
         params: Any,
-        cut: int,
+        layer: int,
         received: nn.Module | None,
         buffer: Features | None,
         *,
         order: np.random.Generator,
         weights: np.random.Generator,
     ) -> None:
-        self._params, self._cut, self._buffer, self._weights = params, cut, buffer, weights
-        self._received_tail = split(received.eval().requires_grad_(False), cut)[1] if received is not None else None
+        self._params, self._cut, self._buffer, self._weights = params, layer, buffer, weights
+        self._received_tail = cut(received.eval().requires_grad_(False), layer)[1] if received is not None else None
         self._order = EndlessOrder(order, len(buffer.labels)) if buffer is not None else None
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """The loss of a batch; every layer of the model sees it once."""
-        head, tail = split(model, self._cut)
+        head, tail = cut(model, self._cut)
         own = head(x)
-        activations, wanted = self._mixed(own, y, num_classes=staged(model, "flea").classifier.out_features)
+        activations, wanted = self._mixed(own, y, num_classes=require_stages(model, "flea").classifier.out_features)
         log_p = F.log_softmax(tail(activations), dim=1)
         loss = soft_cross_entropy(log_p, wanted)
         if self._received_tail is not None:
@@ -168,7 +168,7 @@ class Objective:
                 log_g = F.log_softmax(self._received_tail(activations), dim=1)
             loss = loss + self._params.lambda1 * divergence(log_p, log_g)
         if self._params.lambda2:
-            loss = loss + self._params.lambda2 * dcor2(staged(model, "flea").seen(x), own)
+            loss = loss + self._params.lambda2 * dcor2(require_stages(model, "flea").select_input(x), own)
         return loss
 
     def _mixed(self, own: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -298,7 +298,7 @@ class Flea(Method[Start, FleaParams]):
 
     def init(self, env: Env[FleaParams]) -> Start:
         """The configured network's initial weights and no buffer."""
-        return Start(tensors(env.model()))
+        return Start(read_tensors(env.model()))
 
     async def round(self, state: Start, rnd: Round[FleaParams]) -> Start:
         """Asks the cohort to train, averages, and has the same clients extract the next buffer with the average."""
@@ -353,11 +353,11 @@ class Flea(Method[Start, FleaParams]):
             return Shared()
         model = ctx.model().eval()
         load(model, msg.weights)
-        head, _ = split(model, cut_of(model, ctx.params))
+        head, _ = cut(model, cut_of(model, ctx.params))
         x, y = ctx.data.train.batch(chosen)
         activations = _activations(head, x, ctx.device)
         shared = Features(_sent(activations[:count], ctx.params.transport), y[:count].long()) if count else None
-        return Shared(shared, self._measure(ctx, staged(model, "flea").seen(x), activations))
+        return Shared(shared, self._measure(ctx, require_stages(model, "flea").select_input(x), activations))
 
     def _chosen(self, ctx: ClientContext[FleaParams]) -> tuple[int, np.ndarray]:
         """How many examples are shared, and the positions of them and of those that are measured."""
@@ -392,7 +392,7 @@ class Flea(Method[Start, FleaParams]):
         """Activations as they travel. A client's are computed together, or rounding could tell them apart."""
         model = env.model().eval()
         load(model, weights)
-        head = split(model, cut_of(model, env.params))[0].to(device)
+        head = cut(model, cut_of(model, env.params))[0].to(device)
 
         def sources(client: PastClient) -> np.ndarray:
             kept = client.store.get(_CHOSEN, Chosen)

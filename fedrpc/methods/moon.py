@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
 from fedrpc.methods.method import ClientContext, Loss, Params, allowed, on, register
-from fedrpc.models import Model, staged
+from fedrpc.models import Model, require_stages
 from fedrpc.models.state import load
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.message import Tensors
@@ -39,7 +39,7 @@ class Previous:
 
 def with_projection(model: nn.Module, width: int = WIDTH) -> nn.Module:
     """A network whose features go through a projection head, and that into a new output layer."""
-    parts = staged(model, "moon")
+    parts = require_stages(model, "moon")
     features, classes = parts.classifier.in_features, parts.classifier.out_features
     parts.stages.append(nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, width)))
     parts.classifier = nn.Linear(width, classes)
@@ -92,7 +92,7 @@ class Moon(FedAvg[MoonParams]):
         received, previous = _frozen(ctx, msg.weights), _frozen(ctx, kept.weights)
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            parts = staged(model, self.name)
+            parts = require_stages(model, self.name)
             z = parts.features(x)
             with torch.no_grad():
                 anchors = received.features(x), previous.features(x)
@@ -103,6 +103,6 @@ class Moon(FedAvg[MoonParams]):
 
 
 def _frozen(ctx: ClientContext[MoonParams], weights: Tensors) -> Model:
-    model = staged(ctx.model().eval().requires_grad_(False), Moon.name)
+    model = require_stages(ctx.model().eval().requires_grad_(False), Moon.name)
     load(model, weights)
     return model

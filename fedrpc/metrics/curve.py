@@ -1,4 +1,4 @@
-"""Sums up a curve of accuracy over rounds in the three numbers that papers quote."""
+"""Summarizes a curve of accuracy over rounds in the numbers that papers quote."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ TAIL = 10
 
 @dataclass(frozen=True)
 class Curve:
-    """Three readings of one curve, in percent.
+    """The summary of one curve, in percent.
 
     Attributes:
         last: The last evaluation's accuracy.
         last10: The mean of the last ten evaluations, or of all when there are fewer.
-        best: The highest accuracy. The test set chose it, so it flatters: show it with `best_label`.
+        best: The highest accuracy. Selected on the test set, so it is optimistic: show it with `best_label`.
         best_round: The first round that reached it.
     """
 
@@ -28,7 +28,7 @@ class Curve:
     best_round: int
 
 
-def summarise(points: Iterable[tuple[int, float]]) -> Curve:
+def summarize_curve(points: Iterable[tuple[int, float]]) -> Curve:
     """The summary of (round, accuracy) pairs in any order; of two for one round the later in `points` counts.
 
     Raises:

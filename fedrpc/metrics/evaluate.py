@@ -1,4 +1,4 @@
-"""Judges a classifier on labelled batches in one pass, and adds such judgements up."""
+"""Evaluates a classifier on labelled batches in one pass; evaluations of parts can be added."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def evaluate(
     num_classes: int,
     device: torch.device | str = "cpu",
 ) -> Evaluation:
-    """One pass over `batches` in evaluation mode; the module's own modes are put back afterwards.
+    """One pass over `batches` in evaluation mode; the modes of its modules are restored afterwards.
 
     Args:
         module: A classifier that is already on `device`.
-        batches: Pairs of inputs and int64 labels, from `in_batches` for instance.
-        num_classes: How many logits the module gives.
+        batches: Pairs of inputs and int64 labels, from `iterate_batches` for instance.
+        num_classes: How many logits the module returns.
         device: Where the batches are moved to.
     """
     correct = torch.zeros(num_classes, dtype=torch.int64, device=device)
@@ -94,7 +94,7 @@ def evaluate(
     return Evaluation(int(total.sum()), int(correct.sum()), float(loss), tuple(correct.tolist()), tuple(total.tolist()))
 
 
-def in_batches(inputs: Tensor, labels: Tensor, size: int = BATCH_SIZE) -> Iterator[tuple[Tensor, Tensor]]:
+def iterate_batches(inputs: Tensor, labels: Tensor, size: int = BATCH_SIZE) -> Iterator[tuple[Tensor, Tensor]]:
     """Consecutive slices of `size` examples, the last one shorter."""
     if len(inputs) != len(labels):
         raise ConfigError(f"{len(inputs)} inputs but {len(labels)} labels")

@@ -1,7 +1,7 @@
-"""Whose features have reached whom, read from the log of what was really sent.
+"""Which clients' features have reached which clients, from the ledger of what was sent.
 
-The reading is directed: client i is exposed to client j once something i uploaded was downloaded by j. FLea calls it
-"exchanged", but only this reading gives its figure of at most 40 % by its round 50.
+Exposure is directed: client i is exposed to client j once something i uploaded was downloaded by j. FLea calls it
+"exchanged", but only this definition gives its value of at most 40 % by its round 50.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Movement:
     direction: str
 
 
-def movements(rows: Iterable[Mapping[str, Any]], kinds: Collection[str]) -> list[Movement]:
+def list_movements(rows: Iterable[Mapping[str, Any]], kinds: Collection[str]) -> list[Movement]:
     """The movements of `kinds` in the rows of a ledger, without aborted attempts and empty messages."""
     return [
         Movement(int(row["round"]), int(row["client"]), str(row["direction"]))
@@ -34,16 +34,16 @@ def movements(rows: Iterable[Mapping[str, Any]], kinds: Collection[str]) -> list
 
 
 def exposure_matrix(log: Iterable[Movement], num_clients: int, *, lag: int = 1) -> NDArray[np.bool_]:
-    """A matrix that is true at [i, j] when features of i have reached j; one's own count like any other's.
+    """A matrix that is true at [i, j] when features of i have reached j; a client's own features count too.
 
     Args:
         log: What was sent, in any order.
         num_clients: All clients, also those that never took part.
         lag: How many rounds lie between an upload and the downloads that carry it: 1 for a buffer that is replaced each
-            round (FLea), 0 for a pool that is gathered and handed out in the same round (FedData, FedMix).
+            round (FLea), 0 for a pool that is collected and sent out in the same round (FedData, FedMix).
     """
     matrix = np.zeros((num_clients, num_clients), dtype=np.bool_)
-    for sources, targets in _pools(log, lag).values():
+    for sources, targets in _collect_pools(log, lag).values():
         matrix[np.ix_(sources, targets)] = True
     return matrix
 
@@ -52,7 +52,7 @@ def exposure_curve(log: Iterable[Movement], num_clients: int, *, lag: int = 1) -
     """The share of all num_clients^2 pairs that are exposed after each round that downloaded something."""
     matrix = np.zeros((num_clients, num_clients), dtype=np.bool_)
     curve = []
-    for index, (sources, targets) in sorted(_pools(log, lag).items()):
+    for index, (sources, targets) in sorted(_collect_pools(log, lag).items()):
         matrix[np.ix_(sources, targets)] = True
         curve.append((index, float(matrix.mean())))
     return curve
@@ -70,8 +70,8 @@ def expected_exposure(fraction: float, round_index: int) -> float:
     return 1.0 - (1.0 - fraction**2) ** round_index
 
 
-def _pools(log: Iterable[Movement], lag: int) -> dict[int, tuple[list[int], list[int]]]:
-    """For each round with downloads: whose features were in the pool, and who received it."""
+def _collect_pools(log: Iterable[Movement], lag: int) -> dict[int, tuple[list[int], list[int]]]:
+    """For each round with downloads: the clients whose features were in the pool, and those that received it."""
     ups: defaultdict[int, set[int]] = defaultdict(set)
     downs: defaultdict[int, set[int]] = defaultdict(set)
     for move in log:

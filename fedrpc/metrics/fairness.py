@@ -42,13 +42,13 @@ class ClassFairness:
 def client_fairness(percentages: Sequence[float]) -> ClientFairness:
     """Fairness over clients from their accuracies in percent.
 
-    Values that look like fractions are refused, because they would give a variance ten thousand times too small.
-    Counts need no such guess: prefer `client_fairness_of_counts`.
+    Values that look like fractions are refused: they would give a variance ten thousand times too small.
+    Counts are unambiguous: prefer `client_fairness_of_counts`.
 
     Raises:
         ValueError: No client, a value outside 0 to 100, or fractions.
     """
-    values = _in_percent(percentages)
+    values = _check_percentages(percentages)
     return ClientFairness(_mean(values), _variance(values), _worst_decile(values), jain_index(values))
 
 
@@ -61,8 +61,8 @@ def client_fairness_of_counts(correct: Sequence[int], total: Sequence[int]) -> C
     values = [_percent(*pair) for pair in zip(correct, total, strict=True)]
     known = [value for value in values if value is not None]
     if len(known) < len(values):
-        raise ValueError(f"client {values.index(None)} has no test examples, hence no accuracy; leave it out")
-    _refuse_none(known)
+        raise ValueError(f"client {values.index(None)} has no test examples, so no accuracy; leave it out")
+    _require_values(known)
     return ClientFairness(_mean(known), _variance(known), _worst_decile(known), jain_index(known))
 
 
@@ -74,19 +74,19 @@ def class_fairness(correct: Sequence[int], total: Sequence[int]) -> ClassFairnes
     """
     recalls = tuple(_percent(*pair) for pair in zip(correct, total, strict=True))
     known = [recall for recall in recalls if recall is not None]
-    _refuse_none(known)
+    _require_values(known)
     return ClassFairness(recalls, _mean(known), _variance(known))
 
 
 def jain_index(values: Sequence[float]) -> float:
     """(sum of values)^2 / (number * sum of squares), free of units; all zero counts as equal."""
-    _refuse_none(values)
+    _require_values(values)
     squares = math.fsum(value * value for value in values)
     return math.fsum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
-def _in_percent(percentages: Sequence[float]) -> Sequence[float]:
-    _refuse_none(percentages)
+def _check_percentages(percentages: Sequence[float]) -> Sequence[float]:
+    _require_values(percentages)
     for value in percentages:
         if not 0 <= value <= 100:  # also refuses NaN
             raise ValueError(f"accuracies are percentages from 0 to 100, got {value}")
@@ -101,7 +101,7 @@ def _percent(part: int, whole: int) -> float | None:
     return 100.0 * part / whole if whole else None
 
 
-def _refuse_none(values: Sequence[float]) -> None:
+def _require_values(values: Sequence[float]) -> None:
     if not values:
         raise ValueError("fairness needs at least one value, got none")
 

@@ -1,4 +1,4 @@
-"""Measures of features: how well classes separate, and how much of the input the features still tell."""
+"""Measures of features: how well classes separate, and how much of the input the features still reveal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAME_CENTRE = 1e-9
 
 
 class DistanceCorrelation(NamedTuple):
-    """Both forms of distance correlation: FLea's equation 8 is `dcor2`, its figures show `dcor`."""
+    """Both forms of distance correlation: FLea's equation 8 is `dcor2`, its plots show `dcor`."""
 
     dcor2: float
     dcor: float
@@ -26,16 +26,16 @@ class DistanceCorrelation(NamedTuple):
 def dcor2(x: Tensor, f: Tensor) -> Tensor:
     """The squared distance correlation of paired samples, in [0, 1] and differentiable.
 
-    The plug-in estimate is biased upward, the more the smaller the batch: compare only at equal batch sizes. A batch
-    of one, or one whose `x` or `f` are all alike, gives 0.
+    The plug-in estimate is biased upward, more so for small batches: compare only at equal batch sizes. A batch
+    of one, or one whose `x` or `f` are all equal, gives 0.
 
     Args:
         x: Samples along the first axis, of any shape.
-        f: As many samples.
+        f: The same number of samples.
     """
     if len(x) != len(f) or len(x) == 0:
         raise ValueError(f"distance correlation needs paired samples, got {len(x)} and {len(f)}")
-    a, b = _centred_distances(x), _centred_distances(f)
+    a, b = _centre_distances(x), _centre_distances(f)
     norm = (a * a).mean() * (b * b).mean()
     known = norm > 0
     # The inner choice keeps a division by zero, whose gradient is NaN, out of the graph.
@@ -57,7 +57,7 @@ def null_value(x: Tensor, f: Tensor, rng: np.random.Generator, *, repeats: int =
     Args:
         x: As in `dcor2`.
         f: As in `dcor2`.
-        rng: Draws the shuffles.
+        rng: Shuffles the pairs.
         repeats: How many shuffles.
     """
     if repeats < 1:
@@ -73,7 +73,7 @@ def davies_bouldin(features: Tensor, labels: Tensor) -> float | None:
     Returns:
         The score, or None where it has no value: fewer than two classes, or two classes with one centre.
     """
-    points, classes = _scaled(features), labels.cpu().numpy()
+    points, classes = _scale(features), labels.cpu().numpy()
     if len(points) != len(classes):
         raise ValueError(f"{len(points)} features but {len(classes)} labels")
     present = np.unique(classes)
@@ -90,14 +90,14 @@ def davies_bouldin(features: Tensor, labels: Tensor) -> float | None:
     return float(davies_bouldin_score(points, classes))
 
 
-def _centred_distances(samples: Tensor) -> Tensor:
+def _centre_distances(samples: Tensor) -> Tensor:
     """Euclidean distances of all pairs, minus the means of their rows and columns, plus the mean of all."""
-    distances = _distances(samples.flatten(1) if samples.ndim > 1 else samples.unsqueeze(1))
+    distances = _measure_distances(samples.flatten(1) if samples.ndim > 1 else samples.unsqueeze(1))
     rows = distances.mean(dim=0, keepdim=True)
     return distances - rows - rows.T + rows.mean()
 
 
-def _distances(points: Tensor) -> Tensor:
+def _measure_distances(points: Tensor) -> Tensor:
     # The product form cancels badly in float32. Shifting to the first point makes equal points exactly 0.
     points = points.double()
     points = points - points[:1].detach()
@@ -110,7 +110,7 @@ def _distances(points: Tensor) -> Tensor:
     return torch.where(apart, roots, torch.zeros_like(roots))
 
 
-def _scaled(features: Tensor) -> NDArray[np.float64]:
+def _scale(features: Tensor) -> NDArray[np.float64]:
     """Centred features of unit spread: the score is free of scale, but scikit-learn's tolerances are not."""
     points: NDArray[np.float64] = features.detach().flatten(1).double().cpu().numpy()
     if not np.isfinite(points).all():
@@ -121,5 +121,5 @@ def _scaled(features: Tensor) -> NDArray[np.float64]:
 
 
 def _coincide(centres: NDArray[np.float64]) -> bool:
-    distances = _distances(torch.from_numpy(centres)).numpy()
+    distances = _measure_distances(torch.from_numpy(centres)).numpy()
     return bool((distances[~np.eye(len(centres), dtype=np.bool_)] < SAME_CENTRE).any())

@@ -1,4 +1,4 @@
-"""records.jsonl: what happened in each round, append-only, one object a line."""
+"""Reads and writes records.jsonl: the events of each round, append-only, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedrpc.files import write_atomically
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a records file."""
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete lines of a records file."""
     if path.exists():
         with path.open() as file:
             for line in file:
@@ -19,13 +21,13 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
                     yield json.loads(line)
 
 
-def plain(value: Any) -> Any:
-    """A value that JSON can hold: what is not a finite number becomes null."""
+def to_json_value(value: Any) -> Any:
+    """A value that JSON can hold: infinities and NaN become null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: to_json_value(item) for key, item in value.items()}
+    return [to_json_value(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 class RecordsFile:
@@ -33,27 +35,25 @@ class RecordsFile:
 
     Args:
         path: The file.
-        durable_round: Lines of later rounds are from a round that will be played again: they go.
-        last: The lines that the checkpoint has of its round, in case a crash came before they were written.
+        durable_round: Lines from this round on are dropped: the round will be run again.
+        last: The lines of the checkpoint's round, which a crash may have kept from being written.
     """
 
     def __init__(self, path: Path, durable_round: int, last: list[dict[str, Any]]) -> None:
-        kept = [row for row in read(path) if row.get("round", -1) < durable_round]
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text("".join(json.dumps(plain(row)) + "\n" for row in [*kept, *last]))
-        temporary.replace(path)
+        kept = [row for row in read_records(path) if row.get("round", -1) < durable_round]
+        write_atomically(path, "".join(json.dumps(to_json_value(row)) + "\n" for row in [*kept, *last]))
         self._path = path
         self._file = path.open("a")
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         """Appends lines, durably."""
-        self._file.writelines(json.dumps(plain(row)) + "\n" for row in rows)
+        self._file.writelines(json.dumps(to_json_value(row)) + "\n" for row in rows)
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def all(self) -> list[dict[str, Any]]:
         """Every line so far."""
-        return list(read(self._path))
+        return list(read_records(self._path))
 
     def close(self) -> None:
         """Closes the file."""

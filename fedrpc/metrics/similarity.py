@@ -1,4 +1,4 @@
-"""How alike two images or signals look: structural similarity (Wang et al., 2004)."""
+"""Structural similarity of images or signals (Wang et al., 2004)."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-WINDOW, SIGMA = 11, 1.5  # the paper's
+WINDOW, SIGMA = 11, 1.5  # as in the paper
 K1, K2 = 0.01, 0.03
 
 
 def ssim(a: Tensor, b: Tensor, data_range: float) -> Tensor:
     """The structural similarity of each pair: 1 for equal ones, about 0 for unrelated ones, below 0 for opposite ones.
 
-    A Gaussian window of 11 values, or as many as fit, moves within the sample; channels are averaged.
+    A Gaussian window of at most 11 values moves within the sample; channels are averaged.
 
     Args:
         a: Samples (n, channels, time) or (n, channels, height, width).
-        b: As many of the same shape.
-        data_range: From the least to the largest value that there can be.
+        b: Samples of the same shape.
+        data_range: The difference between the largest and the smallest possible value.
     """
     if a.shape != b.shape or a.dim() not in (3, 4):
-        raise ValueError(f"ssim takes pairs of signals or images, got {tuple(a.shape)} and {tuple(b.shape)}")
+        raise ValueError(f"ssim needs pairs of signals or images, got {tuple(a.shape)} and {tuple(b.shape)}")
     if data_range <= 0:
         raise ValueError(f"a data range is above 0, got {data_range}")
     a, b = a.double(), b.double()  # variances are differences of squares
     c1, c2 = (K1 * data_range) ** 2, (K2 * data_range) ** 2
-    mean_a, mean_b = _blurred(a), _blurred(b)
-    spread_a, spread_b = _blurred(a * a) - mean_a**2, _blurred(b * b) - mean_b**2
-    together = _blurred(a * b) - mean_a * mean_b
+    mean_a, mean_b = _blur(a), _blur(b)
+    spread_a, spread_b = _blur(a * a) - mean_a**2, _blur(b * b) - mean_b**2
+    together = _blur(a * b) - mean_a * mean_b
     light = (2 * mean_a * mean_b + c1) / (mean_a**2 + mean_b**2 + c1)
     structure = (2 * together + c2) / (spread_a + spread_b + c2)
     return (light * structure).flatten(1).mean(dim=1)
 
 
-def _blurred(x: Tensor) -> Tensor:
+def _blur(x: Tensor) -> Tensor:
     """Weighted means over the window, one axis after the other, where it fits whole."""
     size = min(WINDOW, *x.shape[2:])
     size -= 1 - size % 2

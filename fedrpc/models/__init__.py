@@ -1,4 +1,4 @@
-"""The networks of every method, by name, each of which can be cut at a layer."""
+"""Networks by name, each of which can be cut at a layer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fedrpc.models import harnet as _harnet
 from fedrpc.models import mobilenetv2 as _mobilenetv2
 from fedrpc.models import resnet as _resnet
 from fedrpc.models import zda as _zda
-from fedrpc.models.base import MODELS, Architecture, Builder, Model, Shape, architecture, staged, unwrapped
-from fedrpc.models.pairing import build, default_for, fitting
-from fedrpc.models.split import split
-from fedrpc.models.state import load, payload_bytes, tensors
+from fedrpc.models.base import MODELS, Architecture, Builder, Model, Shape, architecture, require_stages, unwrap
+from fedrpc.models.cut import cut
+from fedrpc.models.pairing import build, choose_default, list_fitting
+from fedrpc.models.state import count_payload_bytes, load, read_tensors
 
 # Importing a module registers its architectures.
 _REGISTERED = (_audionet, _dpms, _harnet, _mobilenetv2, _resnet, _zda)
@@ -24,12 +24,12 @@ __all__ = [
     "Shape",
     "architecture",
     "build",
-    "default_for",
-    "fitting",
+    "choose_default",
+    "count_payload_bytes",
+    "cut",
+    "list_fitting",
     "load",
-    "payload_bytes",
-    "split",
-    "staged",
-    "tensors",
-    "unwrapped",
+    "read_tensors",
+    "require_stages",
+    "unwrap",
 ]

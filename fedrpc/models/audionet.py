@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from fedrpc.models.base import Model, Shape, architecture, image_of
+from fedrpc.models.base import Model, Shape, architecture, is_image
 
 WIDTHS = (8, 16, 32, 64)
 
@@ -17,7 +17,7 @@ def _block(channels: int, width: int, kernel: int) -> nn.Sequential:
     return nn.Sequential(convolution, nn.ReLU(), nn.BatchNorm2d(width))
 
 
-@architecture("audionet", takes="a CxHxW spectrogram of any size, such as 2x64x344", fits=image_of)
+@architecture("audionet", takes="a CxHxW spectrogram of any size, such as 2x64x344", fits=is_image)
 class AudioNet(Model):
     """Four strided convolutions, a global average and one linear layer.
 

@@ -1,4 +1,4 @@
-"""What every model offers, and the registry that maps a name to the builder of its architecture."""
+"""The interface of every model, and the registry that maps a name to its builder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Model(nn.Module):
 
     Args:
         stages: The chain; the last stage returns a (batch, features) matrix.
-        classifier: From the features to one logit a class.
+        classifier: From the features to one logit per class.
     """
 
     split_layer_default: ClassVar[int] = 0
@@ -40,8 +40,8 @@ class Model(nn.Module):
         """How many legal cuts there are; they count from 0."""
         return len(self.stages)
 
-    def seen(self, x: Tensor) -> Tensor:
-        """The part of the inputs that reaches the network: what its activations may give away."""
+    def select_input(self, x: Tensor) -> Tensor:
+        """The part of the inputs that reaches the network: what its activations may reveal."""
         return x
 
     def features(self, x: Tensor) -> Tensor:
@@ -51,19 +51,19 @@ class Model(nn.Module):
         return x
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits, one a class; softmax belongs to the loss."""
+        """Logits, one per class; softmax belongs to the loss."""
         logits: Tensor = self.classifier(self.features(x))
         return logits
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A builder that knows which samples it takes, so that a mismatch can be explained before anything is built.
+    """A builder that knows which samples it accepts, so that a mismatch is explained before anything is built.
 
     Attributes:
-        takes: What the model takes, in words that finish "model X takes ...".
-        fits: Whether the model, with its default options, takes samples of this shape.
-        make: The builder proper, called with (shape, num_classes, **options).
+        takes: The samples that the model accepts, in words that finish "model X takes ...".
+        fits: Whether the model, with its default options, accepts samples of this shape.
+        make: The builder, called with (shape, num_classes, **options).
     """
 
     takes: str
@@ -76,32 +76,32 @@ class Architecture:
 
 
 def architecture(name: str, *, takes: str, fits: Callable[[Shape], bool]) -> Callable[[B], B]:
-    """A decorator that registers a class or function as the model `name` and returns it unchanged."""
+    """Registers a class or function as the model `name`, as a decorator."""
 
-    def file(make: B) -> B:
+    def register(make: B) -> B:
         MODELS.register(name)(Architecture(takes, fits, make))
         return make
 
-    return file
+    return register
 
 
-def image_of(shape: Shape, least: int = 1) -> bool:
+def is_image(shape: Shape, least: int = 1) -> bool:
     """Whether `shape` is an image or spectrogram (channels, height, width) of at least `least` pixels a side."""
     return len(shape) == 3 and shape[0] >= 1 and min(shape[1:]) >= least
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The network itself, also where private training has put Opacus's wrapper around it, whose hooks are within."""
+def unwrap(module: nn.Module) -> nn.Module:
+    """The network itself, without the wrapper that Opacus puts around it in private training."""
     inner = getattr(module, "_module", None)
     return inner if isinstance(inner, nn.Module) else module
 
 
-def staged(module: nn.Module, purpose: str) -> Model:
-    """`module` as a `Model`, or a ConfigError that says what `purpose` needs of it."""
-    module = unwrapped(module)
+def require_stages(module: nn.Module, purpose: str) -> Model:
+    """`module` as a `Model`, or a ConfigError that says what `purpose` needs."""
+    module = unwrap(module)
     if isinstance(module, Model):
         return module
     raise ConfigError(
         f"{purpose} needs a model with stages, features and a linear classifier, but {type(module).__name__} "
-        "offers none; derive it from fedrpc.models.Model or choose another --model"
+        "has none; derive it from fedrpc.models.Model or choose another --model"
     )

@@ -10,15 +10,15 @@ from torch.nn import functional
 class ColumnConv2d(nn.Conv2d):
     """`nn.Conv2d` with a (k, 1) kernel: same parameters, names, initialisation and results, faster on a CPU.
 
-    The general convolution routine is slow for so narrow a kernel. Here the rows that each output row sees are
-    laid side by side and multiplied once. The columns that zero padding adds see nothing but zeros through a kernel
-    of width 1, so their outputs are the bias and are not computed at all.
+    The general convolution routine is slow for such a narrow kernel. Here the rows that each output row depends on are
+    laid side by side and multiplied once. The columns that zero padding adds hold only zeros, so their outputs equal
+    the bias and are not computed.
 
-    After the next layer's BatchNorm these columns still are the same for all samples, and so is what a further
-    convolution makes of them: outer columns that are equal all over the batch are multiplied once for all. Their
-    gradient then stands at the first sample, in sum, and that is as good wherever they are made by layers that tie them
-    together. It is not where gradients are asked of each sample, so columns are not shared for a layer with hooks
-    (Opacus takes the gradients of single examples there) nor for an input that is a leaf.
+    After the next layer's BatchNorm these columns are still the same for all samples, and so are the outputs of a
+    further convolution: outer columns that are equal in the whole batch are multiplied once. Their summed gradient is
+    then attributed to the first sample, which makes no difference to the gradients of the layers before. It would where
+    per-sample gradients are needed, so columns are not shared for a layer with hooks (Opacus's per-example gradients)
+    nor for an input that is a leaf.
 
     Args:
         channels: Input channels.
@@ -33,20 +33,20 @@ class ColumnConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution of a (N, channels, height, width) map."""
-        each_asked = bool(self._forward_hooks) or (x.requires_grad and x.is_leaf)
+        per_sample = bool(self._forward_hooks) or (x.requires_grad and x.is_leaf)
         x = x.permute(0, 2, 3, 1)
-        shared = 0 if each_asked else _equal_outer_columns(x)
+        shared = 0 if per_sample else _count_equal_outer_columns(x)
         left, inner, _ = torch.split(x, [shared, x.shape[2] - 2 * shared, shared], dim=2)
-        made = [self._product(inner)]
+        columns = [self._multiply(inner)]
         if shared:
-            outer = self._product(left[:1]).expand(len(x), -1, -1, -1)
-            made = [outer, *made, outer.flip(2)]
+            outer = self._multiply(left[:1]).expand(len(x), -1, -1, -1)
+            columns = [outer, *columns, outer.flip(2)]
         assert self.bias is not None
-        edge = self.bias.expand(len(x), made[0].shape[1], int(self.padding[1]), -1)
-        return torch.cat([edge, *made, edge], dim=2).permute(0, 3, 1, 2)
+        edge = self.bias.expand(len(x), columns[0].shape[1], int(self.padding[1]), -1)
+        return torch.cat([edge, *columns, edge], dim=2).permute(0, 3, 1, 2)
 
-    def _product(self, x: Tensor) -> Tensor:
-        """What the kernel makes of (N, height, width, channels) columns."""
+    def _multiply(self, x: Tensor) -> Tensor:
+        """The kernel applied to (N, height, width, channels) columns."""
         kernel, stride, rows = self.kernel_size[0], self.stride[0], int(self.padding[0])
         x = functional.pad(x, (0, 0, 0, 0, rows, rows))
         last = x.shape[1] - kernel + 1
@@ -55,7 +55,7 @@ class ColumnConv2d(nn.Conv2d):
         return functional.linear(seen, weight, self.bias)
 
 
-def _equal_outer_columns(x: Tensor) -> int:
+def _count_equal_outer_columns(x: Tensor) -> int:
     """How many columns at each end of (N, height, width, channels) are the same in all samples and at both ends."""
     if len(x) < 2:
         return 0

@@ -13,13 +13,13 @@ WIDTH = 64  # of the outermost convolution; each one further in is twice as wide
 INNERMOST = {32: (2, 1), 64: (1, 0)}
 
 
-def _innermost(size: int) -> tuple[int, int]:
+def _find_innermost(size: int) -> tuple[int, int]:
     if size not in INNERMOST:
         raise ConfigError(f"DCGAN images are 32x32 or 64x64, got {size}x{size}; pad or resize them")
     return INNERMOST[size]
 
 
-def _widths(width: int) -> tuple[int, ...]:
+def _list_widths(width: int) -> tuple[int, ...]:
     return width, 2 * width, 4 * width, 8 * width
 
 
@@ -38,13 +38,13 @@ class Discriminator(nn.Module):
         channels: Of the images.
         size: Side of the square images, 32 or 64.
         width: Of the first convolution.
-        num_classes: With any, a logit for each class follows the first one (an auxiliary head).
+        num_classes: Above 0, a logit for each class follows the first one (an auxiliary head).
     """
 
     def __init__(self, channels: int, size: int = 32, width: int = WIDTH, num_classes: int = 0) -> None:
         super().__init__()
-        stride, padding = _innermost(size)
-        widths = _widths(width)
+        stride, padding = _find_innermost(size)
+        widths = _list_widths(width)
         layers: list[nn.Module] = [nn.Conv2d(channels, widths[0], 4, 2, 1, bias=False), nn.LeakyReLU(0.2)]
         for narrow, wide in pairwise(widths):
             layers += [nn.Conv2d(narrow, wide, 4, 2, 1, bias=False), nn.BatchNorm2d(wide), nn.LeakyReLU(0.2)]
@@ -69,9 +69,9 @@ class GeneratorPath(nn.Module):
 
     def __init__(self, channels: int, nz: int = 100, size: int = 32, width: int = WIDTH) -> None:
         super().__init__()
-        stride, padding = _innermost(size)
+        stride, padding = _find_innermost(size)
         self.nz = nz
-        widths = _widths(width)[::-1]
+        widths = _list_widths(width)[::-1]
         layers: list[nn.Module] = [nn.ConvTranspose2d(nz, widths[0], 4, stride, padding, bias=False)]
         for wide, narrow in pairwise(widths):
             layers += [nn.BatchNorm2d(wide), nn.ReLU(), nn.ConvTranspose2d(wide, narrow, 4, 2, 1, bias=False)]

@@ -1,6 +1,6 @@
 """The networks of FedDPMS and FedVAE: a classifier on a latent vector, and a decoder back to images.
 
-The widths are those of the paper's Tables 3 and 4. The tables name neither activations nor strides: ReLU follows every
+The widths are those of the paper's Tables 3 and 4, which name neither activations nor strides: ReLU follows every
 convolution but the last, and the transposed convolutions that undo a pooling have stride 2.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.models.base import Model, Shape, architecture, image_of
+from fedrpc.models.base import Model, Shape, architecture, is_image
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ COLOUR = _Widths(encoder=((32, 32), (64, 64)), decoder=((64, 1), (64, 2), (32, 1
 
 
 def _fits(shape: Shape) -> bool:
-    return image_of(shape, 4) and shape[1] % 4 == 0 and shape[2] % 4 == 0
+    return is_image(shape, 4) and shape[1] % 4 == 0 and shape[2] % 4 == 0
 
 
 def _widths(shape: Shape) -> _Widths:
@@ -73,8 +73,8 @@ def _up(channels: int, width: int, stride: int) -> nn.ConvTranspose2d:
     return nn.ConvTranspose2d(channels, width, 3, stride=stride, padding=1, output_padding=stride - 1)
 
 
-def _quick(module: nn.Module) -> None:
-    """Lays filters, and images after them, out channels last: a training step on 64 grey images took 24 ms, now 12."""
+def _use_channels_last(module: nn.Module) -> None:
+    """Stores filters, and so images, channels last: halves a training step on 64 grey images, from 24 to 12 ms."""
     module.to(memory_format=torch.channels_last)
 
 
@@ -97,7 +97,7 @@ class Decoder(nn.Sequential):
             layers += [_up(channels, width, stride), nn.ReLU()]
             channels = width
         super().__init__(*layers, _up(channels, shape[0], widths.last_stride), nn.Sigmoid())
-        _quick(self)
+        _use_channels_last(self)
 
 
 @architecture("dpms", takes="a CxHxW image with sides that 4 divides, such as 1x28x28 or 3x32x32", fits=_fits)
@@ -117,7 +117,7 @@ class Dpms(Model):
         mu = nn.Sequential(_head(shape, latent), nn.Sigmoid())
         super().__init__([*_encoder(shape), mu], nn.Linear(latent, num_classes))
         self.shape, self.latent = tuple(shape), latent
-        _quick(self)
+        _use_channels_last(self)
 
     @property
     def encoder(self) -> nn.Sequential:
@@ -133,10 +133,10 @@ class Dpms(Model):
 class Vae(Dpms):
     """A `Dpms` with the head of the latent's log-variance and a decoder: Table 4.
 
-    Its tensors are those of the `Dpms`, which are the very same, then `logvar.*` and `decoder.*`.
+    It shares the modules of the `Dpms`; its own tensors are `logvar.*` and `decoder.*`.
 
     Args:
-        plain: What it adds to.
+        plain: The network to extend.
     """
 
     def __init__(self, plain: Dpms) -> None:
@@ -151,15 +151,10 @@ class Vae(Dpms):
         return self.mu(flat), self.logvar(flat)
 
 
-def vae_parts(shape: Shape, num_classes: int, latent: int | None = None) -> Vae:
-    """The parts that FedDPMS and FedVAE train: `.encoder`, `.mu`, `.logvar`, `.classifier` and `.decoder`."""
-    return Vae(Dpms(shape, num_classes, latent))
-
-
-def latent_model(module: nn.Module, purpose: str) -> Dpms:
+def require_latent(module: nn.Module, purpose: str) -> Dpms:
     """`module` as a `Dpms`, or a ConfigError that says what `purpose` needs."""
     if isinstance(module, Dpms):
         return module
     raise ConfigError(
-        f"{purpose} needs a latent vector to decode, which {type(module).__name__} has not; set --model dpms"
+        f"{purpose} needs a latent vector to decode, which {type(module).__name__} does not have; set --model dpms"
     )

@@ -16,7 +16,7 @@ BLOCKS = ((1, 64, 3, 3), (64, 128, 6, 2), (128, 256, 6, 2), (256, 256, 6, 2))
 class FirstAxes(nn.Module):
     """Turns (N, channels, time) signals into (N, 1, time, 3) images of the first three channels.
 
-    What already is such an image passes unchanged; a single (channels, time) signal becomes a batch of one.
+    Such images pass unchanged; a single (channels, time) signal becomes a batch of one.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -28,15 +28,15 @@ class FirstAxes(nn.Module):
         return x[:, :AXES].transpose(1, 2).unsqueeze(1)
 
 
-def _length(shape: Shape) -> int:
-    """How many time steps a sample has, or 0 when it is no such signal."""
+def _find_length(shape: Shape) -> int:
+    """How many time steps a sample has, or 0 when it is not such a signal."""
     if len(shape) == 2 and shape[0] >= AXES:
         return shape[1]
     return shape[1] if len(shape) == 3 and shape[0] == 1 and shape[2] == AXES else 0
 
 
-def _height(length: int) -> int:
-    """What the four blocks leave of `length` time steps; below 1 when it is too short."""
+def _reduce_height(length: int) -> int:
+    """How many of `length` time steps remain after the four blocks; below 1 when it is too short."""
     for _, _, kernel, stride in BLOCKS:
         length = (length + 2 - kernel) // stride + 1
     return length
@@ -49,7 +49,7 @@ def _block(channels: int, width: int, kernel: int, stride: int) -> list[nn.Modul
 @architecture(
     "harnet",
     takes="signals of at least 3 channels and 64 time steps, such as (6, 128), or a 1x128x3 image of three",
-    fits=lambda s: _height(_length(s)) >= 1,
+    fits=lambda s: _reduce_height(_find_length(s)) >= 1,
 )
 class HarNet(Model):
     """Four convolutions along time and one linear layer.
@@ -62,7 +62,7 @@ class HarNet(Model):
     split_layer_default = 1
 
     def __init__(self, shape: Shape, num_classes: int) -> None:
-        height = _height(_length(shape))
+        height = _reduce_height(_find_length(shape))
         if height < 1:
             raise ConfigError(f"harnet cannot read samples of shape {shape}; it takes (6, 128) or (1, 128, 3)")
         first, *rest = (_block(*block) for block in BLOCKS)
@@ -70,6 +70,6 @@ class HarNet(Model):
         flat = BLOCKS[-1][1] * height * (AXES + 2 * len(BLOCKS))
         super().__init__(stages, nn.Linear(flat, num_classes))
 
-    def seen(self, x: Tensor) -> Tensor:
-        """The three axes that are used."""
+    def select_input(self, x: Tensor) -> Tensor:
+        """The three axes that the network uses."""
         return FirstAxes()(x)  # type: ignore[no-any-return]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedrpc.models.base import Model, Shape, architecture, image_of
+from fedrpc.models.base import Model, Shape, architecture, is_image
 
 # Expansion, width, repetitions, stride of the first repetition.
 GROUPS = (
@@ -56,7 +56,7 @@ def _blocks() -> list[nn.Module]:
     return blocks
 
 
-@architecture("mobilenetv2", takes="a CxHxW image of at least 8x8, such as 3x32x32", fits=lambda s: image_of(s, 8))
+@architecture("mobilenetv2", takes="a CxHxW image of at least 8x8, such as 3x32x32", fits=lambda s: is_image(s, 8))
 class MobileNetV2(Model):
     """Seventeen inverted residual blocks; cut i is after block i, and cut 17 after the pooled 1280 features.
 

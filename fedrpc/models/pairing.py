@@ -1,4 +1,4 @@
-"""Brings models and data together: builds a model for a data set's shape, and knows which pairs are sensible."""
+"""Matches models and data: builds a model for a data set's shape, and chooses a default one."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def build(name: str, shape: Shape, num_classes: int, **options: object) -> nn.Mo
         name: A registered model.
         shape: Of one sample, without the batch.
         num_classes: How many logits.
-        options: The model's own, such as `padding` of zda-mnist.
+        options: Options of this model, such as `padding` of zda-mnist.
 
     Raises:
-        ConfigError: The model does not take such samples or does not know an option; says what would do.
+        ConfigError: The model does not accept such samples or does not know an option; names alternatives.
     """
     builder, shape = MODELS[name], tuple(shape)
     if num_classes < 1:
@@ -38,28 +38,28 @@ def build(name: str, shape: Shape, num_classes: int, **options: object) -> nn.Mo
     if isinstance(builder, Architecture) and not builder.fits(shape):
         raise ConfigError(
             f"model '{name}' takes {builder.takes}; the data has samples of shape {shape}. "
-            f"Models that take these: {', '.join(fitting(shape)) or 'none'}. Choose one with --model"
+            f"Models that take these: {', '.join(list_fitting(shape)) or 'none'}. Choose one with --model"
         )
     _check_options(name, options)
     return builder(shape, num_classes, **options)
 
 
-def fitting(shape: Shape) -> list[str]:
-    """The names of the models known to take samples of `shape`."""
+def list_fitting(shape: Shape) -> list[str]:
+    """The names of the models known to accept samples of `shape`."""
     known = ((name, MODELS[name]) for name in MODELS)
     return [name for name, builder in known if isinstance(builder, Architecture) and builder.fits(shape)]
 
 
-def default_for(shape: Shape, dataset: str) -> str:
-    """The model to use when nobody named one: by the data set's name if it is known, else by the shape.
+def choose_default(shape: Shape, dataset: str) -> str:
+    """The model to use when none is configured: by the data set's name if it is known, else by the shape.
 
     Raises:
-        ConfigError: Neither name nor shape tells.
+        ConfigError: Neither name nor shape has a default.
     """
-    named = _by_dataset(dataset)
-    if named in (fits := fitting(tuple(shape))):
+    named = _find_by_dataset(dataset)
+    if named in (fits := list_fitting(tuple(shape))):
         return named
-    guess = _by_shape(tuple(shape))
+    guess = _guess_by_shape(tuple(shape))
     if guess in fits:
         return guess
     raise ConfigError(
@@ -68,13 +68,13 @@ def default_for(shape: Shape, dataset: str) -> str:
     )
 
 
-def _by_dataset(dataset: str) -> str:
+def _find_by_dataset(dataset: str) -> str:
     # 'fmnist-mini' and 'urbansound8k-part' are parts of the sets that they are named after.
     whole = next((name for name in BY_DATASET if dataset == name or dataset.startswith(f"{name}-")), "")
     return BY_DATASET.get(whole, "")
 
 
-def _by_shape(shape: Shape) -> str:
+def _guess_by_shape(shape: Shape) -> str:
     if len(shape) == 2 or shape[2:] == (3,):
         return "harnet"
     if len(shape) != 3:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedrpc.models.base import Model, Shape, architecture, image_of
+from fedrpc.models.base import Model, Shape, architecture, is_image
 
 
 class ResNet(Model):
@@ -29,13 +29,13 @@ class ResNet(Model):
         super().__init__([stem, net.layer1, net.layer2, net.layer3, net.layer4, pool], net.fc)
 
 
-@architecture("resnet18", takes="a CxHxW image of any size, such as 3x32x32", fits=image_of)
+@architecture("resnet18", takes="a CxHxW image of any size, such as 3x32x32", fits=is_image)
 def resnet18(shape: Shape, num_classes: int) -> ResNet:
     """ResNet-18 for any number of channels."""
     return ResNet("resnet18", shape, num_classes)
 
 
-@architecture("resnet34", takes="a CxHxW image of any size, such as 3x32x32", fits=image_of)
+@architecture("resnet34", takes="a CxHxW image of any size, such as 3x32x32", fits=is_image)
 def resnet34(shape: Shape, num_classes: int) -> ResNet:
     """ResNet-34 for any number of channels."""
     return ResNet("resnet34", shape, num_classes)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedrpc.errors import ConfigError
 
 
-def tensors(module: nn.Module) -> dict[str, Tensor]:
+def read_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Detached, contiguous CPU copies of every parameter and buffer, in the order of `state_dict`."""
     return {
         name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
@@ -19,13 +19,13 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def load(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copies `tensors` into `module`; names, shapes and dtypes must all agree, or nothing is changed.
+    """Copies `tensors` into `module`; changes nothing unless all names, shapes and dtypes agree.
 
     Raises:
-        ConfigError: The tensors are of another architecture; says the first disagreements.
+        ConfigError: The tensors are of another architecture; names the first differences.
     """
     own = module.state_dict()
-    wrong = _disagreements(own, tensors)
+    wrong = _list_differences(own, tensors)
     if wrong:
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ConfigError(f"tensors do not fit {type(module).__name__}: {'; '.join(wrong[:3])}{more}")
@@ -34,12 +34,12 @@ def load(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             value.copy_(tensors[name])
 
 
-def payload_bytes(tensors: Mapping[str, Tensor]) -> int:
+def count_payload_bytes(tensors: Mapping[str, Tensor]) -> int:
     """The bytes of the tensors' values alone: what a method's cost formula counts."""
     return sum(value.numel() * value.element_size() for value in tensors.values())
 
 
-def _disagreements(own: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> list[str]:
+def _list_differences(own: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> list[str]:
     missing = [f"missing '{name}'" for name in own if name not in got]
     extra = [f"unexpected '{name}'" for name in got if name not in own]
     differing = [
@@ -54,7 +54,7 @@ def _describe(value: Tensor) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def read_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """An optimizer's moments and counters by parameter number, for a checkpoint or a client's store."""
     return {
         f"{number}.{name}": value.detach().cpu().clone() if isinstance(value, Tensor) else torch.tensor(value)
@@ -65,7 +65,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Gives a fresh optimizer of the same parameters what `optimizer_tensors` took."""
+    """Restores the state that `read_optimizer` returned into a fresh optimizer of the same parameters."""
     slots: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, _, name = key.partition(".")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.models.base import Model, Shape, architecture, image_of
+from fedrpc.models.base import Model, Shape, architecture, is_image
 
 
 class _Block(nn.Sequential):
@@ -21,15 +21,15 @@ class _Block(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """The smaller map."""
-        replaced = not isinstance(self[1], nn.BatchNorm2d)  # for Opacus, which can not read that layout
+        replaced = not isinstance(self[1], nn.BatchNorm2d)  # for Opacus, which cannot read that layout
         if x.stride(1) != 1 and not replaced:
             x = x.clone(memory_format=torch.channels_last)  # a grey image has both layouts until it is copied
         y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
         return y
 
 
-def _flat(shape: Shape, width: int, kernel: int, padding: int) -> int:
-    """How many features two blocks leave of one sample."""
+def _count_features(shape: Shape, width: int, kernel: int, padding: int) -> int:
+    """How many features two blocks make of one sample."""
     if padding < 0:
         raise ConfigError(f"padding must be 0 or more, got {padding}")
     height, breadth = shape[1:]
@@ -43,7 +43,7 @@ def _flat(shape: Shape, width: int, kernel: int, padding: int) -> int:
     return width * height * breadth
 
 
-@architecture("zda-mnist", takes="a CxHxW image of at least 4x4, such as 1x28x28", fits=lambda s: image_of(s, 4))
+@architecture("zda-mnist", takes="a CxHxW image of at least 4x4, such as 1x28x28", fits=lambda s: is_image(s, 4))
 class ZdaMnist(Model):
     """Two 5x5 convolutions of 16 and 32 filters and one linear layer.
 
@@ -54,12 +54,12 @@ class ZdaMnist(Model):
     """
 
     def __init__(self, shape: Shape, num_classes: int, padding: int = 2) -> None:
-        flat = _flat(shape, 32, 5, padding)
+        flat = _count_features(shape, 32, 5, padding)
         stages = [_Block(shape[0], 16, 5, padding), _Block(16, 32, 5, padding), nn.Flatten()]
         super().__init__(stages, nn.Linear(flat, num_classes))
 
 
-@architecture("zda-cifar", takes="a CxHxW image of at least 4x4, such as 3x32x32", fits=lambda s: image_of(s, 4))
+@architecture("zda-cifar", takes="a CxHxW image of at least 4x4, such as 3x32x32", fits=lambda s: is_image(s, 4))
 class ZdaCifar(Model):
     """Two 3x3 convolutions of 16 filters and hidden layers of 80 and 60.
 
@@ -70,7 +70,7 @@ class ZdaCifar(Model):
     """
 
     def __init__(self, shape: Shape, num_classes: int, padding: int = 1) -> None:
-        flat = _flat(shape, 16, 3, padding)
+        flat = _count_features(shape, 16, 3, padding)
         stages = [
             _Block(shape[0], 16, 3, padding),
             _Block(16, 16, 3, padding),

@@ -1,4 +1,4 @@
-"""Draws originals beside what decoders made of their shared items: images as images, signals as lines."""
+"""Draws originals beside their reconstructions from shared items: images as images, signals as lines."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from torch import Tensor
 
 from fedrpc.study.attacks.rebuilding import Rebuilt
 
-MAX_CHANNELS = 6  # of a signal that are drawn
+MAX_CHANNELS = 6  # of a signal
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
-    """Whether an input of this shape is looked at as an image; long and narrow ones are signals."""
+    """Whether an input of this shape is shown as an image; long and narrow ones are signals."""
     return len(shape) == 3 and min(shape[1:]) >= 8
 
 
-def pixels(image: Tensor, low: float, high: float) -> np.ndarray:
+def to_pixels(image: Tensor, low: float, high: float) -> np.ndarray:
     """An image of any number of channels as bytes (rows, columns, 3): three are colours, else the first is grey."""
     shades = ((image.double() - low) / (high - low or 1.0)).clamp(0, 1)
     chosen = shades[:3] if len(shades) == 3 else shades[:1].expand(3, -1, -1)
     return (chosen.permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
 
 
-def ends(rebuilt: Rebuilt) -> tuple[float, float]:
+def find_bounds(rebuilt: Rebuilt) -> tuple[float, float]:
     """Black and white: the least and the largest value of the originals, or 0 and 1 where these are the bounds."""
     original = rebuilt.shown["original"]
     low, high = float(original.min()), float(original.max())
     return (0.0, 1.0) if rebuilt.data_range == 1.0 and low >= 0 and high <= 1 else (low, high)
 
 
-def lines(sample: Tensor) -> np.ndarray:
-    """A signal, or whatever else is no image, as rows of values: one line a channel."""
+def to_lines(sample: Tensor) -> np.ndarray:
+    """A signal, or any other input that is not an image, as rows of values: one line a channel."""
     flat = sample.double().reshape(1, -1) if sample.dim() < 2 else sample.double()
     if flat.dim() == 3:  # such as (1, time, axes): the longest axis is time
         flat = flat.movedim(1 + int(np.argmax(flat.shape[1:])), -1).reshape(-1, max(flat.shape[1:]))
     return flat[:MAX_CHANNELS].numpy()
 
 
-def draw(rebuilt: Rebuilt, path: Path, title: str) -> None:
-    """Writes the picture."""
+def write_picture(rebuilt: Rebuilt, path: Path, title: str) -> None:
+    """Writes the PNG."""
     from matplotlib.figure import Figure  # slow to import, and only this needs it
 
     columns = list(rebuilt.shown)
@@ -50,15 +50,15 @@ def draw(rebuilt: Rebuilt, path: Path, title: str) -> None:
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(title, fontsize=9)
     grid = figure.subplots(count, len(columns), squeeze=False, sharey=not image)
-    low, high = ends(rebuilt)
+    low, high = find_bounds(rebuilt)
     for row, axes_of_row in enumerate(grid):
         for axes, name in zip(axes_of_row, columns, strict=True):
             sample = rebuilt.shown[name][row]
             if image:
-                axes.imshow(pixels(sample, low, high), interpolation="nearest")
+                axes.imshow(to_pixels(sample, low, high), interpolation="nearest")
                 axes.set_axis_off()
             else:
-                axes.plot(lines(sample).T, linewidth=0.9)
+                axes.plot(to_lines(sample).T, linewidth=0.9)
                 axes.tick_params(labelsize=6)
             words = name if row == 0 else ""
             if name in rebuilt.shown_mse:

@@ -1,6 +1,6 @@
-"""Holds finished runs of several methods side by side: one table, compare.json and compare.html.
+"""Compares finished runs of several methods: one table, compare.json and compare.html.
 
-compare.json (sizes in bytes, accuracies in percent; `null` where a figure does not exist):
+compare.json (sizes in bytes, accuracies in percent; `null` where a value does not exist):
 
     schema        1
     version       of fedrpc
@@ -9,15 +9,15 @@ compare.json (sizes in bytes, accuracies in percent; `null` where a figure does 
                   what it follows from; `cohorts` is {agree, rounds_apart: {method: [round, ...]}}, read off the ledgers
     baseline      {method, by}: what overheads are measured against; `by` is "run" or "formula"
     methods       a list in the order in which they were named, of
-      method, run             its name, and its run directory beside this file
+      method, run             its name, and its run directory, relative to this file
       params                  its own parameters
-      shares, raw_data        what leaves a client beside weights and scalars; whether that is raw data
+      shares, raw_data        what leaves a client besides weights and scalars; whether that is raw data
       accuracy                {last, last10, best, best_round, best_is} or null; last10 is the mean of the last ten
       bytes.by_kind.<kind>    {down, up}.{measured, predicted}: tensor bytes of the method's own phases
       bytes.tensor            {measured, predicted}: their sums
       bytes.message           the method's own messages, both ways
       bytes.kernel            everything that TCP carried, both ways
-      bytes.kernel_note       why that is not exact (a run that was resumed: it is at least so much), or ""
+      bytes.kernel_note       why that is not exact (a run that was resumed: a lower bound), or ""
       overhead                tensor bytes over those of FedAvg
       seconds
       privacy                 {epsilon, delta, reason, text}; `text` is "no guarantee: ..." or the epsilon
@@ -41,31 +41,32 @@ from rich.text import Text
 
 import fedrpc
 from fedrpc.errors import ConfigError
+from fedrpc.files import explain_unwritable, write_atomically
 from fedrpc.methods import METHODS
 from fedrpc.report.comparison_page import (
     BASELINE,
     RAW,
-    accuracy_of,
-    alike,
-    both_ways,
-    kernel_of,
-    leaves_of,
-    off_by,
-    overhead_is,
-    overhead_of,
-    page,
-    title_of,
+    describe_overhead,
+    describe_sameness,
+    describe_sharing,
+    format_accuracy,
+    format_deviation,
+    format_kernel_bytes,
+    format_overhead,
+    make_title,
+    render_page,
+    sum_directions,
 )
 from fedrpc.report.page import show_runs
-from fedrpc.report.plots_bytes import FILLS, spent_at
-from fedrpc.report.table import size
-from fedrpc.report.words import counted, privacy_in_words
+from fedrpc.report.plots_bytes import FILLS, list_spending
+from fedrpc.report.table import format_size
+from fedrpc.report.words import describe_privacy, pluralize
 from fedrpc.study.reading import Run, read_run
 from fedrpc.wire.kinds import DIRECTIONS, Kind
 from fedrpc.wire.ledger import EVALUATE, SESSION
 
-# What may differ between runs that are compared: the method, and what changes nothing that is computed.
-APART = frozenset({"method", "params", "parallel", "device", "limits"})
+# What may differ between runs that are compared: the method, and what does not change the result.
+MAY_DIFFER = frozenset({"method", "params", "parallel", "device", "limits"})
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,11 @@ class Comparison:
     failures: Sequence[Failure]
 
     @cached_property
-    def figures(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """What compare.json holds, and all that table and page show."""
         first = next(iter(self.runs.values()))
         baseline = self.runs.get(BASELINE)
-        measured = _measured(baseline) if baseline else None
+        measured = _sum_tensor_bytes(baseline) if baseline else None
         heading = {name: first.summary[name] for name in ("dataset", "partition", "model", "num_clients")}
         return {
             "schema": 1,
@@ -106,10 +107,10 @@ class Comparison:
             "same": {
                 "partition_sha256": first.card["sha256"],
                 "initial_model": f"follows from seed {first.summary['seed']} and model {first.summary['model']}",
-                "cohorts": _cohorts(self.runs),
+                "cohorts": _compare_cohorts(self.runs),
             },
             "baseline": {"method": BASELINE, "by": "run" if baseline else "formula"},
-            "methods": [_entry(method, run, self.folder, measured) for method, run in self.runs.items()],
+            "methods": [_make_entry(method, run, self.folder, measured) for method, run in self.runs.items()],
             "failed": [vars(failure) for failure in self.failures],
         }
 
@@ -117,34 +118,34 @@ class Comparison:
 def show_comparison(
     folder: Path, methods: Sequence[str], failures: Sequence[Failure], console: Console
 ) -> Sequence[Failure]:
-    """Prints the table of the runs in `folder`/<method>, writes compare.json and compare.html, says where they are.
+    """Prints the table of the runs in `folder`/<method>, and writes compare.json and compare.html.
 
     Returns:
-        The failures that were told, and runs that can not be compared.
+        The failures passed in, and the runs that cannot be compared.
     """
     found = read_comparison(folder, methods, failures)
     if not found.runs:
-        console.print(_failed([vars(failure) for failure in found.failures]))
+        console.print(_tabulate_failures([vars(failure) for failure in found.failures]))
         return found.failures
-    _write(folder / "compare.json", json.dumps(found.figures, indent=1) + "\n")
-    _write(folder / "compare.html", page(found.figures))
-    console.print(rendered(found.figures))
-    where = f"run directories: {folder}/<method>\nfigures: {folder}/compare.json\npage: {folder}/compare.html"
+    _write(folder / "compare.json", json.dumps(found.document, indent=1) + "\n")
+    _write(folder / "compare.html", render_page(found.document))
+    console.print(format_comparison(found.document))
+    where = f"run directories: {folder}/<method>\nvalues: {folder}/compare.json\npage: {folder}/compare.html"
     console.print(Text(where), soft_wrap=True)
     return found.failures
 
 
 def show_finished(folders: Sequence[Path], console: Console) -> None:
-    """Prints the tables of finished runs and comparisons, and writes their pages anew."""
+    """Prints the tables of finished runs and comparisons, and rewrites their pages."""
     compared = [folder for folder in folders if (folder / "compare.json").is_file()]
     show_runs([folder for folder in folders if folder not in compared], console)
     for folder in compared:
-        told = json.loads((folder / "compare.json").read_text())
-        show_comparison(folder, [entry["method"] for entry in (*told["methods"], *told["failed"])], (), console)
+        written = json.loads((folder / "compare.json").read_text())
+        show_comparison(folder, [entry["method"] for entry in (*written["methods"], *written["failed"])], (), console)
 
 
 def read_comparison(folder: Path, methods: Iterable[str], failures: Sequence[Failure] = ()) -> Comparison:
-    """The runs of these methods, without those that failed, can not be read, or were run in another setting."""
+    """The runs of these methods, without those that failed, cannot be read, or were run in another setting."""
     runs: dict[str, Run] = {}
     failed = {failure.method: failure for failure in failures}
     for method in methods:
@@ -161,8 +162,8 @@ def read_comparison(folder: Path, methods: Iterable[str], failures: Sequence[Fai
 
 
 def _check_alike(first: Run, other: Run) -> None:
-    """Raises ConfigError unless split, network and schedule of two runs are the same."""
-    one, two = ({k: v for k, v in run.config.items() if k not in APART} for run in (first, other))
+    """Raises ConfigError unless partition, network and schedule of two runs are the same."""
+    one, two = ({k: v for k, v in run.config.items() if k not in MAY_DIFFER} for run in (first, other))
     for name in sorted(one.keys() | two.keys()):
         if one.get(name) != two.get(name):
             raise ConfigError(
@@ -171,24 +172,20 @@ def _check_alike(first: Run, other: Run) -> None:
             )
     if first.card["sha256"] != other.card["sha256"]:
         raise ConfigError(
-            f"its split {other.card['sha256'][:16]} is not {first.summary['method']}'s {first.card['sha256'][:16]}: "
-            f"was it run on other data? Remove {other.folder} and run the comparison again"
+            f"its partition {other.card['sha256'][:16]} is not that of {first.summary['method']}, "
+            f"{first.card['sha256'][:16]}: was it run on other data? Remove {other.folder} and run the comparison again"
         )
 
 
 def _write(path: Path, text: str) -> None:
-    fresh = path.with_name(path.name + ".tmp")
-    try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}; is there room, and may you write there?") from error
+    with explain_unwritable(path):
+        write_atomically(path, text)
 
 
-# The figures
+# The values
 
 
-def _measured(run: Run) -> int:
+def _sum_tensor_bytes(run: Run) -> int:
     return sum(int(run.summary["bytes"]["method"][direction]["tensor"]) for direction in DIRECTIONS)
 
 
@@ -196,8 +193,8 @@ def _cohort_size(run: Run) -> int:
     return max(1, round(float(run.config.get("fraction", 1.0)) * int(run.summary["num_clients"])))
 
 
-def asked(run: Run) -> dict[int, set[int]]:
-    """Who was asked in each round, as the ledger has it; set-up and the end, which ask all, are out."""
+def read_cohorts(run: Run) -> dict[int, set[int]]:
+    """The clients asked in each round, from the ledger; without set-up and finalisation, which ask all."""
     found: dict[int, set[int]] = {index: set() for index in range(run.summary["num_rounds"])}
     for key, _ in run.ledger():
         if key.direction == "down" and key.phase not in (SESSION, EVALUATE) and key.round in found:
@@ -205,9 +202,9 @@ def asked(run: Run) -> dict[int, set[int]]:
     return found
 
 
-def _cohorts(runs: Mapping[str, Run]) -> dict[str, Any]:
-    """Whether every round asked the same clients; a client that was away in one run makes a difference."""
-    cohorts = {method: asked(run) for method, run in runs.items()}
+def _compare_cohorts(runs: Mapping[str, Run]) -> dict[str, Any]:
+    """Whether every round asked the same clients; a client that was absent from one run counts as a difference."""
+    cohorts = {method: read_cohorts(run) for method, run in runs.items()}
     first = next(iter(cohorts.values()))
     apart = {
         method: [index for index, clients in rounds.items() if clients != first[index]]
@@ -217,10 +214,10 @@ def _cohorts(runs: Mapping[str, Run]) -> dict[str, Any]:
     return {"agree": not apart, "rounds_apart": apart}
 
 
-def _entry(method: str, run: Run, folder: Path, baseline: int | None) -> dict[str, Any]:
+def _make_entry(method: str, run: Run, folder: Path, baseline: int | None) -> dict[str, Any]:
     part, accuracy = run.summary["bytes"], run.summary["accuracy"]
-    by_kind = _by_kind(part)
-    measured = _measured(run)
+    by_kind = _sum_by_kind(part)
+    measured = _sum_tensor_bytes(run)
     shares = METHODS[method].shares if method in METHODS else "not known: the method is not installed here"
     shares += f"; {run.summary['caveat']}" if run.summary.get("caveat") else ""
     overhead = part["overhead_vs_fedavg"] if baseline is None else measured / baseline if baseline else None
@@ -243,9 +240,9 @@ def _entry(method: str, run: Run, folder: Path, baseline: int | None) -> dict[st
         },
         "overhead": overhead,
         "seconds": run.summary["seconds"],
-        "privacy": _privacy(run.summary["privacy"]),
+        "privacy": _summarize_privacy(run.summary["privacy"]),
         "model_sha256": run.summary["model_sha256"],
-        "curve": [list(point) for point in spent_at(run)],
+        "curve": [list(point) for point in list_spending(run)],
     }
 
 
@@ -255,7 +252,7 @@ def _shows_raw_data(method: str, run: Run) -> bool:
     return shares or any("oracle" in row for row in run.records)
 
 
-def _by_kind(part: Mapping[str, Any]) -> dict[str, Any]:
+def _sum_by_kind(part: Mapping[str, Any]) -> dict[str, Any]:
     """Tensor bytes by kind, direction and source, of the kinds that have any."""
     found = {}
     for kind in FILLS:
@@ -271,97 +268,96 @@ def _by_kind(part: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _privacy(privacy: Mapping[str, Any]) -> dict[str, Any]:
-    told = {name: privacy[name] for name in ("epsilon", "delta", "reason")}
-    return told | {"text": privacy_in_words(privacy)}
+def _summarize_privacy(privacy: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: privacy[name] for name in ("epsilon", "delta", "reason")} | {"text": describe_privacy(privacy)}
 
 
 # The table
 
 
-def rendered(figures: Mapping[str, Any]) -> RenderableType:
+def format_comparison(document: Mapping[str, Any]) -> RenderableType:
     """The comparison for a terminal."""
-    setting = figures["setting"]
-    played = (
-        f"{setting['clients_a_round']:,} of {counted(setting['num_clients'], 'client')} a round, "
-        f"{counted(setting['num_rounds'], 'round')}, seed {setting['seed']}"
+    setting = document["setting"]
+    setup = (
+        f"{setting['clients_a_round']:,} of {pluralize(setting['num_clients'], 'client')} a round, "
+        f"{pluralize(setting['num_rounds'], 'round')}, seed {setting['seed']}"
     )
-    agree = figures["same"]["cohorts"]["agree"]
+    agree = document["same"]["cohorts"]["agree"]
     pieces: list[RenderableType] = [
-        Text(f"\n{title_of(figures)}, {setting['partition']}", style="bold"),
-        Text(played, style="bold"),
-        Text(alike(figures), style="dim" if agree else "bold yellow"),
-        Text(f"{overhead_is(figures)}; best: picked on the test set\n", style="dim"),
+        Text(f"\n{make_title(document)}, {setting['partition']}", style="bold"),
+        Text(setup, style="bold"),
+        Text(describe_sameness(document), style="dim" if agree else "bold yellow"),
+        Text(f"{describe_overhead(document)}; best: picked on the test set\n", style="dim"),
     ]
-    for made in (_outcome(figures), _kinds(figures), _sharing(figures)):
-        pieces += [made, Text()]
-    if figures["failed"]:
-        pieces += [_failed(figures["failed"]), Text()]
+    for table in (_tabulate_outcome(document), _tabulate_kinds(document), _tabulate_sharing(document)):
+        pieces += [table, Text()]
+    if document["failed"]:
+        pieces += [_tabulate_failures(document["failed"]), Text()]
     return Group(*pieces)
 
 
-def _plain_table(*columns: str, words: int = 1) -> Table:
-    made = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def _make_table(*columns: str, words: int = 1) -> Table:
+    table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for place, name in enumerate(columns):
         number = place >= words
-        made.add_column(name, justify="right" if number else "left", no_wrap=number or place == 0, vertical="top")
-    return made
+        table.add_column(name, justify="right" if number else "left", no_wrap=number or place == 0, vertical="top")
+    return table
 
 
-def _outcome(figures: Mapping[str, Any]) -> Table:
+def _tabulate_outcome(document: Mapping[str, Any]) -> Table:
     accuracies = ("\naccuracy\n%, last", "\nmean of\nlast ten", "best,\ntest-\nselected")
-    made = _plain_table("\n\nmethod", *accuracies, "\n\nmessages", "\n\nkernel", "\nover-\nhead", "\n\nseconds")
-    means = [entry["accuracy"]["last10"] for entry in figures["methods"] if entry["accuracy"]]
-    for entry in figures["methods"]:
+    table = _make_table("\n\nmethod", *accuracies, "\n\nmessages", "\n\nkernel", "\nover-\nhead", "\n\nseconds")
+    means = [entry["accuracy"]["last10"] for entry in document["methods"] if entry["accuracy"]]
+    for entry in document["methods"]:
         top = len(means) > 1 and entry["accuracy"] and entry["accuracy"]["last10"] == max(means)
-        made.add_row(
-            _name(entry),
-            accuracy_of(entry, "last"),
-            Text(accuracy_of(entry, "last10"), style="bold green" if top else ""),
-            accuracy_of(entry, "best"),
-            size(entry["bytes"]["message"]),
-            kernel_of(entry),
-            overhead_of(entry),
+        table.add_row(
+            _style_name(entry),
+            format_accuracy(entry, "last"),
+            Text(format_accuracy(entry, "last10"), style="bold green" if top else ""),
+            format_accuracy(entry, "best"),
+            format_size(entry["bytes"]["message"]),
+            format_kernel_bytes(entry),
+            format_overhead(entry),
             f"{entry['seconds']:,.1f}" if entry["seconds"] < 1000 else f"{entry['seconds']:,.0f}",
         )
-    return made
+    return table
 
 
-def _name(entry: Mapping[str, Any]) -> Text:
+def _style_name(entry: Mapping[str, Any]) -> Text:
     if not entry["raw_data"]:
         return Text(entry["method"], style="bold cyan")
     return Text.assemble((entry["method"], "bold red"), "\n", (RAW, "bold white on red"))
 
 
-def _kinds(figures: Mapping[str, Any]) -> Table:
-    made = _plain_table("method", "kind", "tensor bytes", "predicted", "formula", words=2)
-    for entry in figures["methods"]:
-        names = _name(entry).split()
+def _tabulate_kinds(document: Mapping[str, Any]) -> Table:
+    table = _make_table("method", "kind", "tensor bytes", "predicted", "formula", words=2)
+    for entry in document["methods"]:
+        names = _style_name(entry).split()
         for place, (kind, sides) in enumerate(entry["bytes"]["by_kind"].items()):
-            measured, predicted = (both_ways(sides, source) for source in ("measured", "predicted"))
-            off = off_by(measured, predicted)
+            measured, predicted = (sum_directions(sides, source) for source in ("measured", "predicted"))
+            off = format_deviation(measured, predicted)
             style = "green" if off == "exact" else "yellow"
-            made.add_row(
+            table.add_row(
                 names[place] if place < len(names) else "",
                 kind,
                 f"{measured:,}",
                 f"{predicted:,}",
                 Text(off, style=style),
             )
-    return made
+    return table
 
 
-def _sharing(figures: Mapping[str, Any]) -> Table:
-    made = _plain_table("\nmethod", "leaves a client beside\nweights and scalars", "\nprivacy", words=3)
-    for entry in figures["methods"]:
-        leaves = Text(leaves_of(entry))
+def _tabulate_sharing(document: Mapping[str, Any]) -> Table:
+    table = _make_table("\nmethod", "leaves a client besides\nweights and scalars", "\nprivacy", words=3)
+    for entry in document["methods"]:
+        leaves = Text(describe_sharing(entry))
         leaves.highlight_words([RAW], "bold white on red")
-        made.add_row(_name(entry), leaves, Text(entry["privacy"]["text"]))
-    return made
+        table.add_row(_style_name(entry), leaves, Text(entry["privacy"]["text"]))
+    return table
 
 
-def _failed(failed: Iterable[Mapping[str, Any]]) -> Table:
-    made = _plain_table("failed", "why", words=2)
+def _tabulate_failures(failed: Iterable[Mapping[str, Any]]) -> Table:
+    table = _make_table("failed", "why", words=2)
     for failure in failed:
-        made.add_row(Text(failure["method"], style="bold red"), Text(failure["reason"]))
-    return made
+        table.add_row(Text(failure["method"], style="bold red"), Text(failure["reason"]))
+    return table

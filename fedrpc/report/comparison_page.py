@@ -1,88 +1,87 @@
-"""Writes compare.html: the figures of a comparison as one page that needs no other file and no network.
+"""Renders compare.html: a comparison as one page that needs no other file and no network.
 
-What the figures are is told in comparison.py; this module draws them, and has the words for them.
+comparison.py documents the values; this module plots them, and has the words that the terminal's table uses too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
 from statistics import mean
 from typing import Any
 
-from fedrpc.report.markup import Figure, Tile, card, section, table
-from fedrpc.report.plots_bytes import FILLS, size_tick
-from fedrpc.report.plots_learning import percent
-from fedrpc.report.style import CSS
-from fedrpc.report.svg import NARROW, WIDE, Axis, Plot, Point
-from fedrpc.report.table import size
-from fedrpc.report.words import counted, duration
+from fedrpc.report.markup import Plot, Table, Tile, render
+from fedrpc.report.plots_bytes import FILLS, format_size_tick
+from fedrpc.report.plots_learning import format_percent
+from fedrpc.report.style import METHOD_HUES
+from fedrpc.report.svg import NARROW, WIDE, Axis, Canvas, Point
+from fedrpc.report.table import format_size
+from fedrpc.report.words import format_duration, pluralize
 from fedrpc.wire.kinds import DIRECTIONS, Kind
 
 BASELINE = "fedavg"
 RAW = "RAW DATA"
-SINGLE = 20  # rounds; longer curves swing too much to tell many of them apart
-_RAW_BADGE = f'<span class="raw">{RAW}</span>'
+Curve = Sequence[Sequence[float]]  # (round, bytes, accuracy)
+SINGLE = 20  # rounds; longer curves are smoothed: single rounds swing too much to compare
 
 
-# Words that the table has too
+# Words that the table uses too
 
 
-def title_of(figures: Mapping[str, Any]) -> str:
+def make_title(document: Mapping[str, Any]) -> str:
     """What was compared, in a few words."""
-    return f"{counted(len(figures['methods']), 'method')} on {figures['setting']['dataset']}"
+    return f"{pluralize(len(document['methods']), 'method')} on {document['setting']['dataset']}"
 
 
-def accuracy_of(entry: Mapping[str, Any], name: str) -> str:
+def format_accuracy(entry: Mapping[str, Any], name: str) -> str:
     """One of a method's accuracies, without its unit."""
     return f"{entry['accuracy'][name]:.2f}" if entry["accuracy"] else "-"
 
 
-def overhead_of(entry: Mapping[str, Any]) -> str:
+def format_overhead(entry: Mapping[str, Any]) -> str:
     """A method's overhead."""
     return "-" if entry["overhead"] is None else f"{entry['overhead']:.3f}"
 
 
-def kernel_of(entry: Mapping[str, Any]) -> str:
+def format_kernel_bytes(entry: Mapping[str, Any]) -> str:
     """What TCP carried; only a lower bound when the run was resumed."""
-    return ("≥" if entry["bytes"]["kernel_note"] else "") + size(entry["bytes"]["kernel"])
+    return ("≥" if entry["bytes"]["kernel_note"] else "") + format_size(entry["bytes"]["kernel"])
 
 
-def off_by(measured: int, predicted: int) -> str:
+def format_deviation(measured: int, predicted: int) -> str:
     """How far a measurement is from its formula, in a word."""
     if measured == predicted:
         return "exact"
     return f"{100 * (measured - predicted) / predicted:+.3g} %" if predicted else "not predicted"
 
 
-def leaves_of(entry: Mapping[str, Any]) -> str:
-    """What leaves a client beside weights and scalars; raw data stands out."""
+def describe_sharing(entry: Mapping[str, Any]) -> str:
+    """What leaves a client besides weights and scalars; raw data stands out."""
     shares = str(entry["shares"])
     if entry["raw_data"]:
         shares = f"{RAW}: {shares}" if shares else RAW
     return shares or "nothing more"
 
 
-def label_of(entry: Mapping[str, Any]) -> str:
-    """A method's name, which never stands without the mark of raw data."""
+def label_method(entry: Mapping[str, Any]) -> str:
+    """A method's name, always with the mark of raw data."""
     return f"{entry['method']} ({RAW})" if entry["raw_data"] else str(entry["method"])
 
 
-def overhead_is(figures: Mapping[str, Any]) -> str:
+def describe_overhead(document: Mapping[str, Any]) -> str:
     """What overheads are measured against."""
-    return f"overhead: tensor bytes over FedAvg's {'run' if figures['baseline']['by'] == 'run' else 'formula'}"
+    return f"overhead: tensor bytes over FedAvg's {'run' if document['baseline']['by'] == 'run' else 'formula'}"
 
 
-def alike(figures: Mapping[str, Any]) -> str:
-    """What is the same for all, and whether the ledgers bear it out."""
-    same = figures["same"]
+def describe_sameness(document: Mapping[str, Any]) -> str:
+    """What is the same for all, and whether the ledgers confirm it."""
+    same = document["same"]
     apart = {method: len(rounds) for method, rounds in same["cohorts"]["rounds_apart"].items()}
-    told = ", ".join(f"{method} in {counted(count, 'round')}" for method, count in apart.items())
-    cohorts = f"but OTHER CLIENTS WERE ASKED by {told}" if told else "same cohorts in every round"
-    return f"same split ({same['partition_sha256'][:16]}), same initial model, {cohorts}"
+    differing = ", ".join(f"{method} in {pluralize(count, 'round')}" for method, count in apart.items())
+    cohorts = f"but OTHER CLIENTS WERE ASKED by {differing}" if differing else "same cohorts in every round"
+    return f"same partition ({same['partition_sha256'][:16]}), same initial model, {cohorts}"
 
 
-def both_ways(sides: Mapping[str, Mapping[str, int]], source: str) -> int:
+def sum_directions(sides: Mapping[str, Mapping[str, int]], source: str) -> int:
     """Measured or predicted bytes of both directions."""
     return sum(side[source] for side in sides.values())
 
@@ -90,38 +89,22 @@ def both_ways(sides: Mapping[str, Mapping[str, int]], source: str) -> int:
 # The page
 
 
-# Eleven hues; FedAvg is grey, and methods beyond the eleventh take the same hues again, hollow and dashed.
-_HUES = (0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11)
-_METHOD_CSS = (
-    ".m7{fill:var(--s7)}.c7{stroke:var(--s7)}circle.c7{fill:var(--s7);stroke:var(--card)}"
-    + "".join(
-        f".m{hue}{{fill:var(--s{hue})}}.c{hue}{{stroke:var(--s{hue})}}"
-        f"circle.c{hue}{{fill:var(--s{hue});stroke:var(--card)}}"
-        f".m{hue}d{{fill:var(--card);stroke:var(--s{hue});stroke-width:3px}}"
-        f".c{hue}d{{stroke:var(--s{hue});stroke-dasharray:7 4}}"
-        f"circle.c{hue}d{{fill:var(--card);stroke:var(--s{hue});stroke-dasharray:none}}"
-        for hue in _HUES
-    )
-    + ".method{white-space:nowrap;font-weight:600}.method svg.key{display:inline-block;margin-right:8px}"
-    ".method a{color:inherit;text-decoration-color:var(--line)}.off{color:var(--bad)}"
-    ".raw{background:#b42318;color:#fff;border-radius:4px;padding:1px 6px;font-weight:650;font-size:12px;"
-    "white-space:nowrap}"
-)
+def assign_colours(methods: Sequence[str]) -> dict[str, str]:
+    """One colour for each method, as the end of a class name: `m<end>` fills, `c<end>` draws a line.
 
-
-def colours(methods: Sequence[str]) -> dict[str, str]:
-    """One colour for each method, as the end of a class name: `m<end>` fills, `c<end>` draws a line."""
+    FedAvg is neutral; methods beyond the last hue take the same hues again, hollow and dashed.
+    """
     others = [method for method in methods if method != BASELINE]
-    found = {
-        method: f"{_HUES[place % len(_HUES)]}{'d' if place >= len(_HUES) else ''}"
+    ends = {
+        method: f"{METHOD_HUES[place % len(METHOD_HUES)]}{'d' if place >= len(METHOD_HUES) else ''}"
         for place, method in enumerate(others)
     }
-    return {method: found.get(method, "7") for method in methods}
+    return {method: ends.get(method, "7") for method in methods}
 
 
-def page(figures: Mapping[str, Any]) -> str:
+def render_page(document: Mapping[str, Any]) -> str:
     """The whole of compare.html."""
-    setting = figures["setting"]
+    setting = document["setting"]
     chips = [
         ("partition", setting["partition"]),
         ("model", setting["model"]),
@@ -130,194 +113,173 @@ def page(figures: Mapping[str, Any]) -> str:
         ("rounds", f"{setting['num_rounds']:,}"),
         ("seed", setting["seed"]),
     ]
-    worn = "".join(f"<span>{escape(name)} <b>{escape(str(value))}</b></span>" for name, value in chips)
-    told = "".join(tile.html() for tile in _tiles(figures))
-    title = title_of(figures)
-    ends = colours([entry["method"] for entry in figures["methods"]])
-    body = "".join([_side_by_side(figures, ends), _learned(figures, ends), _cost(figures, ends)])
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{CSS}{_METHOD_CSS}</style></head><body>"
-        f"<header><h1>{escape(title.split(' on ')[0])} <small>on {escape(setting['dataset'])}</small></h1>"
-        f'<div class="chips">{worn}</div><div class="tiles">{told}</div></header>'
-        f"<main>{body}</main><footer>fedrpc {escape(figures['version'])}</footer></body></html>\n"
+    colours = assign_colours([entry["method"] for entry in document["methods"]])
+    failed = [(failure["method"], failure["reason"]) for failure in document["failed"]]
+    return render(
+        "comparison.html.j2",
+        subject=pluralize(len(document["methods"]), "method"),
+        dataset=setting["dataset"],
+        chips=chips,
+        tiles=list(_make_tiles(document)),
+        raw=RAW,
+        colours=colours,
+        outcome=_collect_outcome(document),
+        failed=Table(("method", "why"), failed, words=2),
+        sharing=_list_sharing(document),
+        learning=_plot_learning(document, colours),
+        cost=_collect_cost(document),
+        footer=f"fedrpc {document['version']}",
     )
 
 
-def _tiles(figures: Mapping[str, Any]) -> Iterable[Tile]:
-    entries = figures["methods"]
+def _make_tiles(document: Mapping[str, Any]) -> Iterable[Tile]:
+    entries = document["methods"]
     ranked = sorted((entry for entry in entries if entry["accuracy"]), key=lambda entry: -entry["accuracy"]["last10"])
     if ranked:
         best, private = ranked[0], [entry for entry in ranked if not entry["raw_data"]]
-        note = label_of(best)
+        note = label_method(best)
         if best["raw_data"] and private:
-            note += f"; without that {private[0]['method']}, {accuracy_of(private[0], 'last10')} %"
-        yield Tile("highest mean of the last ten", f"{accuracy_of(best, 'last10')} %", note)
+            note += f"; without that {private[0]['method']}, {format_accuracy(private[0], 'last10')} %"
+        yield Tile("highest mean of the last ten", f"{format_accuracy(best, 'last10')} %", note)
     least, *_, most = sorted([*entries, entries[-1]], key=lambda entry: int(entry["bytes"]["kernel"]))
-    note = f"{label_of(most)}; least {size(least['bytes']['kernel'])}, {label_of(least)}"
-    yield Tile("most on the wire", size(most["bytes"]["kernel"]), note)
-    agree = figures["same"]["cohorts"]["agree"]
-    words = f"{alike(figures).capitalize()}."
+    note = f"{label_method(most)}; least {format_size(least['bytes']['kernel'])}, {label_method(least)}"
+    yield Tile("most on the wire", format_size(most["bytes"]["kernel"]), note)
+    agree = document["same"]["cohorts"]["agree"]
+    words = f"{describe_sameness(document).capitalize()}."
     yield Tile("compared", "like with like" if agree else "cohorts differ", words, "good" if agree else "bad")
-    if figures["failed"]:
-        names = ", ".join(failure["method"] for failure in figures["failed"])
-        yield Tile("failed", counted(len(figures["failed"]), "method"), names, "bad")
+    if document["failed"]:
+        names = ", ".join(failure["method"] for failure in document["failed"])
+        yield Tile("failed", pluralize(len(document["failed"]), "method"), names, "bad")
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, words: int) -> str:
-    """An HTML table of cells that are HTML already."""
-
-    def cells(tag: str, row: Sequence[str]) -> str:
-        return "".join(
-            f"<{tag}{'' if place < words else ' class=num'}>{cell}</{tag}>" for place, cell in enumerate(row)
-        )
-
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{cells("th", head)}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _named(entry: Mapping[str, Any], ends: Mapping[str, str]) -> str:
-    """A method's name in its colour, with a way to its own page."""
-    name, where = escape(entry["method"]), escape(f"{entry['run']}/report.html")
-    raw = f" {_RAW_BADGE}" if entry["raw_data"] else ""
-    square = _swatch(f"m{ends[entry['method']]}")
-    return f'<span class="method">{square}<a href="{where}">{name}</a>{raw}</span>'
-
-
-def _swatch(style: str) -> str:
-    return (
-        f'<svg class="key" viewBox="0 0 10 10" aria-hidden="true"><rect class="{style}" width="10" height="10"/></svg>'
-    )
-
-
-def _side_by_side(figures: Mapping[str, Any], ends: Mapping[str, str]) -> str:
+def _collect_outcome(document: Mapping[str, Any]) -> dict[str, Any]:
     head = ("method", "last, %", "mean of last ten, %", "best, %, test-selected", "tensors", "messages", "kernel")
     rows = [
         (
-            _named(entry, ends),
-            *(accuracy_of(entry, name) for name in ("last", "last10")),
-            f"{accuracy_of(entry, 'best')} (round {entry['accuracy']['best_round']})" if entry["accuracy"] else "-",
-            size(entry["bytes"]["tensor"]["measured"]),
-            size(entry["bytes"]["message"]),
-            kernel_of(entry),
-            overhead_of(entry),
-            duration(entry["seconds"]),
+            entry,
+            (
+                *(format_accuracy(entry, name) for name in ("last", "last10")),
+                f"{format_accuracy(entry, 'best')} (round {entry['accuracy']['best_round']})"
+                if entry["accuracy"]
+                else "-",
+                format_size(entry["bytes"]["tensor"]["measured"]),
+                format_size(entry["bytes"]["message"]),
+                format_kernel_bytes(entry),
+                format_overhead(entry),
+                format_duration(entry["seconds"]),
+            ),
         )
-        for entry in figures["methods"]
+        for entry in document["methods"]
     ]
-    about = (
+    caption = (
         "Accuracy on the external test, the mean of all evaluations where there are fewer than ten; "
-        f"{overhead_is(figures)}; kernel: all that TCP carried."
+        f"{describe_overhead(document)}; kernel: all that TCP carried."
     )
-    pieces = [card("", _table((*head, "overhead", "time"), rows, words=1), about)]
-    if figures["failed"]:
-        failed = [(failure["method"], failure["reason"]) for failure in figures["failed"]]
-        pieces.append(card("Failed", table(("method", "why"), failed, words=2)))
-    return section("Side by side", "", [*pieces, card("What leaves a client", _sharing_table(figures, ends))])
+    return {"head": (*head, "overhead", "time"), "rows": rows, "caption": caption}
 
 
-def _sharing_table(figures: Mapping[str, Any], ends: Mapping[str, str]) -> str:
-    rows = [
+def _list_sharing(document: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str, str, str]]:
+    """(entry, what leaves a client, privacy, parameters) of each method."""
+    return [
         (
-            _named(entry, ends),
-            escape(leaves_of(entry)).replace(RAW, _RAW_BADGE),
-            escape(entry["privacy"]["text"]),
-            escape(", ".join(f"{name} {value}" for name, value in entry["params"].items()) or "none"),
+            entry,
+            describe_sharing(entry),
+            entry["privacy"]["text"],
+            ", ".join(f"{name} {value}" for name, value in entry["params"].items()) or "none",
         )
-        for entry in figures["methods"]
+        for entry in document["methods"]
     ]
-    return _table(("method", "beside weights and scalars", "privacy", "its own parameters"), rows, words=4)
 
 
 # Its plots
 
 
-def _learned(figures: Mapping[str, Any], ends: Mapping[str, str]) -> str:
-    curves = {label_of(entry): entry["curve"] for entry in figures["methods"] if entry["curve"]}
-    styles = {label_of(entry): ends[entry["method"]] for entry in figures["methods"]}
+def _plot_learning(document: Mapping[str, Any], colours: Mapping[str, str]) -> list[Plot]:
+    curves = {label_method(entry): entry["curve"] for entry in document["methods"] if entry["curve"]}
+    styles = {label_method(entry): colours[entry["method"]] for entry in document["methods"]}
     if not curves:
-        return ""
-    values = [value for curve in curves.values() for _, _, value in curve]
+        return []
     rounds, spent = ([point[place] for curve in curves.values() for point in curve] for place in (0, 1))
-    axes = (
-        Axis.of_rounds(min(rounds), max(rounds)),
-        Axis.over(spent, "the method's messages, both ways", size_tick, zero=True),
-    )
-    smooth = max(map(len, curves.values())) > SINGLE
-    legend = [(f"m{styles[method]}", method) for method in curves]
-    caption = "Means of the last ten evaluations; the faint lines are single rounds." if smooth else ""
-    drawn = []
-    for place, (axis, title) in enumerate(zip(axes, ("Accuracy over rounds", "Accuracy against bytes"), strict=True)):
-        plot = Plot(axis, Axis.over(values, "", percent), title.lower(), height=330)
-        for method, curve in curves.items():
-            if smooth:
-                plot.line([(point[place], point[2]) for point in curve], f"c{styles[method]} faint")
-        for method, curve in curves.items():
-            points = smoothed(curve) if smooth else curve
-            told = _told(method, points, place)
-            plot.line([(point[place], point[2]) for point in points], f"c{styles[method]}", told=told)
-        drawn.append(Figure(title, plot.svg(), caption, legend).html())
-    return section("What they learned", "", drawn)
+    by_round = Axis.of_rounds(min(rounds), max(rounds))
+    by_bytes = Axis.over(spent, "the method's messages, both ways", format_size_tick, zero=True)
+    return [
+        _plot_curves(curves, styles, by_round, 0, "Accuracy over rounds"),
+        _plot_curves(curves, styles, by_bytes, 1, "Accuracy against bytes"),
+    ]
 
 
-def smoothed(curve: Sequence[Sequence[float]]) -> list[tuple[float, float, float]]:
-    """(round, bytes, mean accuracy of the ten evaluations up to there), or of all that there are by then."""
+def _plot_curves(curves: Mapping[str, Curve], styles: Mapping[str, str], x: Axis, place: int, title: str) -> Plot:
+    """Accuracy of each method against the number in `place` of a curve's points: its round or its bytes."""
+    smoothing = max(map(len, curves.values())) > SINGLE
+    values = [value for curve in curves.values() for _, _, value in curve]
+    canvas = Canvas(x, Axis.over(values, "", format_percent), title.lower(), height=330)
+    if smoothing:
+        for method, curve in curves.items():
+            canvas.line([(point[place], point[2]) for point in curve], f"c{styles[method]} faint")
+    for method, curve in curves.items():
+        points = smooth(curve) if smoothing else curve
+        tooltip = _make_tooltip(method, points, place)
+        canvas.line([(point[place], point[2]) for point in points], f"c{styles[method]}", tooltip=tooltip)
+    caption = "Means of the last ten evaluations; the faint lines are single rounds." if smoothing else ""
+    return Plot(title, canvas.svg(), caption, [(f"m{styles[method]}", method) for method in curves])
+
+
+def smooth(curve: Curve) -> list[tuple[float, float, float]]:
+    """(round, bytes, mean accuracy of the last ten evaluations, or of all while there are fewer)."""
     values = [value for _, _, value in curve]
     means = [mean(values[max(0, place - 9) : place + 1]) for place in range(len(values))]
     return [(index, spent, value) for (index, spent, _), value in zip(curve, means, strict=True)]
 
 
-def _told(method: str, curve: Sequence[Sequence[float]], x: int) -> Callable[[Point], str]:
-    """What a point of a curve says to who points at it."""
+def _make_tooltip(method: str, curve: Curve, x: int) -> Callable[[Point], str]:
     known = {(point[x], point[2]): point for point in curve}
 
-    def words(point: Point) -> str:
+    def describe(point: Point) -> str:
         index, spent, value = known[point]
-        return f"{method}, round {index:g}: {value:.2f} % after {size(spent)}"
+        return f"{method}, round {index:g}: {value:.2f} % after {format_size(spent)}"
 
-    return words
+    return describe
 
 
-def _cost(figures: Mapping[str, Any], ends: Mapping[str, str]) -> str:
+def _collect_cost(document: Mapping[str, Any]) -> dict[str, Any]:
     usual = {Kind.WEIGHTS.label, Kind.SCALARS.label}
-    kinds = [kind for kind in FILLS if any(kind in entry["bytes"]["by_kind"] for entry in figures["methods"])]
+    kinds = [kind for kind in FILLS if any(kind in entry["bytes"]["by_kind"] for entry in document["methods"])]
     more = [kind for kind in kinds if kind not in usual]
-    drawn = [_bars(figures, kinds, "Tensor bytes by kind", wide=not more)]
+    plots = [_plot_kinds(document, kinds, "Tensor bytes by kind", wide=not more)]
     if more:
-        drawn.append(_bars(figures, more, "Without weights and scalars", wide=False))
+        plots.append(_plot_kinds(document, more, "Without weights and scalars", wide=False))
     rows = [
-        ("" if place else _named(entry, ends), escape(kind), *_kind_cells(sides))
-        for entry in figures["methods"]
+        (
+            entry,
+            place == 0,
+            kind,
+            [f"{sides[d][source]:,}" for d in DIRECTIONS for source in ("measured", "predicted")],
+            format_deviation(sum_directions(sides, "measured"), sum_directions(sides, "predicted")),
+        )
+        for entry in document["methods"]
         for place, (kind, sides) in enumerate(entry["bytes"]["by_kind"].items())
     ]
     head = ("method", "kind", "↓ measured", "↓ predicted", "↑ measured", "↑ predicted", "measured to predicted")
-    about = "Tensor bytes of the methods' own messages, both ways; predicted is each method's own formula."
-    exact = card("Tensor bytes, measured beside predicted", _table(head, rows, words=2))
-    return section("What they cost on the wire", about, [*(figure.html() for figure in drawn), exact])
+    return {"plots": plots, "head": head, "rows": rows}
 
 
-def _kind_cells(sides: Mapping[str, Mapping[str, int]]) -> Iterable[str]:
-    yield from (f"{sides[d][source]:,}" for d in DIRECTIONS for source in ("measured", "predicted"))
-    off = off_by(both_ways(sides, "measured"), both_ways(sides, "predicted"))
-    yield escape(off) if off == "exact" else f'<span class="off">{escape(off)}</span>'
-
-
-def _bars(figures: Mapping[str, Any], kinds: Sequence[str], title: str, *, wide: bool) -> Figure:
+def _plot_kinds(document: Mapping[str, Any], kinds: Sequence[str], title: str, *, wide: bool) -> Plot:
     """For each method its tensor bytes stacked by kind, measured above a paler bar of what was predicted."""
     stacks = {
-        label_of(entry): {
+        label_method(entry): {
             source: {
-                kind: both_ways(sides, source) for kind, sides in entry["bytes"]["by_kind"].items() if kind in kinds
+                kind: sum_directions(sides, source)
+                for kind, sides in entry["bytes"]["by_kind"].items()
+                if kind in kinds
             }
             for source in ("measured", "predicted")
         }
-        for entry in figures["methods"]
+        for entry in document["methods"]
     }
     longest = max(sum(sizes.values()) for stack in stacks.values() for sizes in stack.values())
     left = 24 + min(120, 7 * max(map(len, stacks)))
-    plot = Plot(
-        Axis.over([longest * 1.12], "", size_tick, zero=True),
+    canvas = Canvas(
+        Axis.over([longest * 1.12], "", format_size_tick, zero=True),
         Axis(len(stacks), 0, ()),
         title.lower(),
         width=WIDE if wide else NARROW,
@@ -326,18 +288,20 @@ def _bars(figures: Mapping[str, Any], kinds: Sequence[str], title: str, *, wide:
         bottom=26,
     )
     for place, (method, stack) in enumerate(stacks.items()):
-        plot.write(left - 7, plot.y(place + 0.42) + 4, method, "end", "tick")
-        _stacked(plot, stack["measured"], (place + 0.62, place + 0.14), f"{method}, measured", "")
-        _stacked(plot, stack["predicted"], (place + 0.78, place + 0.64), f"{method}, predicted", " pale")
+        canvas.write(left - 7, canvas.y(place + 0.42) + 4, method, "end", "tick")
+        _stack(canvas, stack["measured"], (place + 0.62, place + 0.14), f"{method}, measured", "")
+        _stack(canvas, stack["predicted"], (place + 0.78, place + 0.64), f"{method}, predicted", " pale")
         total = sum(stack["measured"].values())
-        plot.write(plot.x(total) + 6, plot.y(place + 0.42) + 4, size(total) if total else "none", "start", "note")
+        canvas.write(
+            canvas.x(total) + 6, canvas.y(place + 0.42) + 4, format_size(total) if total else "none", "start", "note"
+        )
     caption = "The thin, paler bar is what the formula predicts."
-    return Figure(title, plot.svg(grid=False), caption, [(FILLS[kind], kind) for kind in kinds], wide=wide)
+    return Plot(title, canvas.svg(grid=False), caption, [(FILLS[kind], kind) for kind in kinds], wide=wide)
 
 
-def _stacked(plot: Plot, sizes: Mapping[str, int], ends: tuple[float, float], what: str, shade: str) -> None:
+def _stack(canvas: Canvas, sizes: Mapping[str, int], ends: tuple[float, float], what: str, shade: str) -> None:
     start = 0
     for kind, size_bytes in sizes.items():
         words = f"{what}: {kind} {size_bytes:,} bytes"
-        plot.block(start, start + size_bytes, *ends, FILLS[kind] + shade, words)
+        canvas.block(start, start + size_bytes, *ends, FILLS[kind] + shade, words)
         start += size_bytes

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from fedrpc.report.sheet import MAX_COLUMNS, draw_sheet, write_text
+from fedrpc.report.sheet import MAX_COLUMNS, write_sheet, write_text
 from fedrpc.study.generated import Generated
 
 
@@ -21,11 +21,11 @@ def show_generated(found: Generated, console: Console) -> None:
     folder, bounds, title = found.run.folder, found.bounds, found.run.title
     written = [write_text(folder / "generated.json", json.dumps(found.values, indent=1) + "\n")]
     written.append(
-        draw_sheet(_arrange_rows(found), bounds, folder / "generated.png", f"Generated and nearest real: {title}")
+        write_sheet(_arrange_rows(found), bounds, folder / "generated.png", f"Generated and nearest real: {title}")
     )
     if found.progress:
         heading = f"The generator as it learned: {title}"
-        written.append(draw_sheet(found.progress, bounds, folder / "progress.png", heading))
+        written.append(write_sheet(found.progress, bounds, folder / "progress.png", heading))
     console.print(Text("\n".join(f"written: {path}" for path in written)), soft_wrap=True)
 
 

@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from fedrpc.errors import ConfigError
-from fedrpc.report import plots_bytes, plots_learning, plots_split
-from fedrpc.report.markup import Figure, Tile, card, facts, folded, section, table
-from fedrpc.report.style import CSS
-from fedrpc.report.table import kinds_of, leading_words, render, size
+from fedrpc.files import explain_unwritable, write_atomically
+from fedrpc.report import plots_bytes, plots_learning, plots_partition
+from fedrpc.report.markup import Plot, Table, Tile, render
+from fedrpc.report.table import count_text_columns, format_size, list_kinds, print_summary
 from fedrpc.report.words import (
-    against,
-    card_in_words,
-    cell,
-    counted,
-    duration,
-    privacy_in_words,
-    reported_in_words,
-    sentence,
+    compare_to_formula,
+    describe_partition,
+    describe_privacy,
+    describe_reported,
+    format_cell,
+    format_duration,
+    make_sentence,
+    pluralize,
 )
 from fedrpc.study.reading import Run, read_run
 from fedrpc.wire.kinds import DIRECTIONS
 
 MAX_ROWS = 200  # of one table
-SEEDED = "The noise is reproducible: no protection from who knows the seed."
+SEEDED = "The noise is reproducible: no protection against anyone who knows the seed."
 
 
 def show_runs(folders: Sequence[Path], console: Console) -> None:
-    """For each finished run: prints its table, writes its page and says where that is."""
-    for run in [read_run(folder) for folder in folders]:  # a wrong name is told before anything is written
-        render(dict(run.summary), console)
+    """For each finished run: prints its table, writes its page and prints where that is."""
+    for run in [read_run(folder) for folder in folders]:  # reads all before writing any: a wrong name changes nothing
+        print_summary(dict(run.summary), console)
         console.print(Text(f"run directory: {run.folder}\nreport: {_write(run)}"), soft_wrap=True)
 
 
@@ -45,53 +43,55 @@ def write_page(run_dir: Path) -> Path:
 
 
 def _write(run: Run) -> Path:
-    path, fresh = run.folder / "report.html", run.folder / "report.html.tmp"
-    try:
-        fresh.write_text(page(run), encoding="utf-8")
-        fresh.replace(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}; is there room, and may you write there?") from error
+    path = run.folder / "report.html"
+    with explain_unwritable(path):
+        write_atomically(path, render_page(run))
     return path
 
 
-def page(run: Run) -> str:
+def render_page(run: Run) -> str:
     """The whole page."""
     summary = run.summary
     chips = [
         ("partition", summary["partition"]),
         ("model", summary["model"]),
         ("clients", f"{summary['num_clients']:,}"),
-        ("clients a round", f"{_cohort(run):,}"),
+        ("clients a round", f"{_cohort_size(run):,}"),
         ("rounds", f"{summary['num_rounds']:,}"),
         ("seed", summary["seed"]),
     ]
     if summary.get("caveat"):
         chips.append(("caveat", summary["caveat"]))
-    worn = "".join(f"<span>{escape(name)} <b>{escape(str(value))}</b></span>" for name, value in chips)
-    told = "".join(tile.html() for tile in tiles(run))
-    body = "".join([_learning(run), _reported(run), _bytes(run), _split(run), _privacy(run), _details(run)])
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(run.title)}</title><style>{CSS}</style></head><body>"
-        f"<header><h1>{escape(summary['method'])} <small>on {escape(summary['dataset'])}</small></h1>"
-        f'<div class="chips">{worn}</div><div class="tiles">{told}</div></header>'
-        f"<main>{body}</main>"
-        f"<footer>fedrpc {escape(summary['version'])} · run {escape(summary['run_id'])}</footer></body></html>\n"
+    return render(
+        "run.html.j2",
+        subject=summary["method"],
+        dataset=summary["dataset"],
+        chips=chips,
+        tiles=make_tiles(run),
+        learning=_plot_learning(run),
+        reported=_collect_reported(summary),
+        bytes=_collect_bytes(run),
+        partition=_collect_partition(run),
+        privacy=_collect_privacy(run),
+        ledger_check=_list_ledger_check(summary),
+        identity=_list_identity(run),
+        configuration=_group_configuration(run.config),
+        rounds=_tabulate_rounds(run),
+        footer=f"fedrpc {summary['version']} · run {summary['run_id']}",
     )
 
 
-def _cohort(run: Run) -> int:
+def _cohort_size(run: Run) -> int:
     return max(1, round(float(run.config.get("fraction", 1.0)) * int(run.summary["num_clients"])))
 
 
 # The headline
 
 
-def tiles(run: Run) -> list[Tile]:
+def make_tiles(run: Run) -> list[Tile]:
     """The facts that one wants first."""
-    found = [_accuracy_tile(run.summary), _wire_tile(run.summary), _overhead_tile(run.summary), _privacy_tile(run)]
-    return [*found, *_clients_tile(run.summary), _ledger_tile(run.summary), _time_tile(run.summary)]
+    tiles = [_accuracy_tile(run.summary), _wire_tile(run.summary), _overhead_tile(run.summary), _privacy_tile(run)]
+    return [*tiles, *_clients_tile(run.summary), _ledger_tile(run.summary), _time_tile(run.summary)]
 
 
 def _accuracy_tile(summary: Mapping[str, Any]) -> Tile:
@@ -106,20 +106,16 @@ def _wire_tile(summary: Mapping[str, Any]) -> Tile:
     part = summary["bytes"]
     down, up = (part["total"][direction]["kernel"] for direction in DIRECTIONS)
     own = sum(part["method"][direction]["message"] for direction in DIRECTIONS)
-    note = f"↓ {size(down)}, ↑ {size(up)}; {size(own)} of it are the method's own messages"
-    return Tile("on the wire, as the kernel counts", size(down + up), note)
+    note = f"↓ {format_size(down)}, ↑ {format_size(up)}; {format_size(own)} of it are the method's own messages"
+    return Tile("on the wire, as the kernel counts", format_size(down + up), note)
 
 
 def _overhead_tile(summary: Mapping[str, Any]) -> Tile:
     part = summary["bytes"]
     overhead = part["overhead_vs_fedavg"]
-    measured, predicted = _measured(part), part["predicted"]["total"]
-    note = f"{measured:,} tensor bytes, {against(measured, predicted)}"
+    measured = sum(int(part["method"][direction]["tensor"]) for direction in DIRECTIONS)
+    note = f"{measured:,} tensor bytes, {compare_to_formula(measured, part['predicted']['total'])}"
     return Tile("overhead", f"{overhead:.3f} x FedAvg" if overhead else "none to compare", note)
-
-
-def _measured(part: Mapping[str, Any]) -> int:
-    return sum(int(part["method"][direction]["tensor"]) for direction in DIRECTIONS)
 
 
 def _privacy_tile(run: Run) -> Tile:
@@ -130,11 +126,11 @@ def _privacy_tile(run: Run) -> Tile:
             return Tile("privacy", "no epsilon", reason)
         return Tile("privacy", "no guarantee", reason.removeprefix("no guarantee:").strip(), "bad")
     by = f" ({privacy['accountant']})" if privacy["accountant"] else ""
-    notes = [f"at δ = {privacy['delta']:g}{by}.", str(privacy["reason"] or ""), _seeded(run)]
+    notes = [f"at δ = {privacy['delta']:g}{by}.", str(privacy["reason"] or ""), _warn_of_seeded_noise(run)]
     return Tile("privacy", f"ε = {privacy['epsilon']:.4g}", " ".join(note for note in notes if note))
 
 
-def _seeded(run: Run) -> str:
+def _warn_of_seeded_noise(run: Run) -> str:
     seeded = run.config.get("privacy", {}).get("noise") == "seeded"
     return SEEDED if seeded and any(release.mechanism for release in run.releases) else ""
 
@@ -149,105 +145,104 @@ def _clients_tile(summary: Mapping[str, Any]) -> Iterable[Tile]:
 
 def _ledger_tile(summary: Mapping[str, Any]) -> Tile:
     check = summary["ledger_check"]
-    apart = check["differing"] + check["only_server"] + check["only_client"]
-    note = f"{counted(check['compared'], 'row')} of {counted(check['clients'], 'client')} held against the server's"
+    one_sided = check["differing"] + check["only_server"] + check["only_client"]
+    note = (
+        f"{pluralize(check['compared'], 'row')} of {pluralize(check['clients'], 'client')} compared with the server's"
+    )
     if check["differing"]:
         return Tile("ledgers", f"{check['differing']:,} rows differ", note, "bad")
-    if apart or check["missing"]:
-        alone = f"{note}; {apart:,} rows on one side only, {check['missing']:,} clients did not answer"
-        return Tile("ledgers", "agree where both have rows", alone)
+    if one_sided or check["missing"]:
+        more = f"{note}; {one_sided:,} rows on one side only, {check['missing']:,} clients did not answer"
+        return Tile("ledgers", "agree where both have rows", more)
     return Tile("ledgers", "agree to the byte", note, "good")
 
 
 def _time_tile(summary: Mapping[str, Any]) -> Tile:
     seconds, rounds = summary["seconds"], summary["num_rounds"]
-    each = f"{duration(seconds / rounds)} a round; " if rounds else ""
-    return Tile("time", duration(seconds), f"{each}model {summary['model_sha256'][:16]}")
+    each = f"{format_duration(seconds / rounds)} a round; " if rounds else ""
+    return Tile("time", format_duration(seconds), f"{each}model {summary['model_sha256'][:16]}")
 
 
 # The sections
 
 
-def _drawn(figures: Iterable[Figure | None]) -> list[str]:
-    return [figure.html() for figure in figures if figure]
+def _present(plots: Iterable[Plot | None]) -> list[Plot]:
+    return [plot for plot in plots if plot]
 
 
-def _learning(run: Run) -> str:
-    clients = plots_learning.clients(run)
-    recalls = plots_learning.recalls(run, wide=clients is None)
-    curves = [plots_learning.accuracy(run), plots_learning.loss(run)]
-    figures = _drawn([*curves, recalls, clients, plots_learning.local_losses(run)])
-    return section("What it learned", "", figures or [card("", "<p>No round was evaluated.</p>")])
+def _plot_learning(run: Run) -> list[Plot]:
+    clients = plots_learning.plot_clients(run)
+    recalls = plots_learning.plot_recalls(run, wide=clients is None)
+    curves = [plots_learning.plot_accuracy(run), plots_learning.plot_loss(run)]
+    return _present([*curves, recalls, clients, plots_learning.plot_local_losses(run)])
 
 
-def _reported(run: Run) -> str:
-    """The method's own figures: plain ones together, each one with rows as a table."""
-    entries = run.summary.get("reported", {}).values()
-    plain = [(entry["words"], reported_in_words(entry)) for entry in entries if not entry.get("columns")]
-    pieces = [card("", facts(plain))] if plain else []
+def _collect_reported(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The method's own values: plain ones together, each one with rows as a table."""
+    entries = summary.get("reported", {}).values()
+    tables = []
     for entry in entries:
         if columns := entry.get("columns"):
-            rows = [[cell(row[name]) for name in columns] for row in entry["value"]]
-            inner = table(list(columns.values()), rows, words=leading_words(entry))
-            pieces.append(card(entry["words"].capitalize(), inner, reported_in_words(entry)))
-    return section(f"What {run.summary['method']} reports", "", pieces)
+            rows = [[format_cell(row[name]) for name in columns] for row in entry["value"]]
+            table = Table(list(columns.values()), rows, count_text_columns(entry))
+            tables.append((entry["words"].capitalize(), table, describe_reported(entry)))
+    plain = [(entry["words"], describe_reported(entry)) for entry in entries if not entry.get("columns")]
+    return {"facts": plain, "tables": tables}
 
 
-def _bytes(run: Run) -> str:
-    about = (
-        "Three layers: tensor bytes are what a formula counts, message bytes are protobuf with gRPC's prefix, kernel "
-        "bytes are what TCP carried. A method's own bytes leave out the session and the evaluation on clients."
-    )
+def _collect_bytes(run: Run) -> dict[str, Any]:
     part = run.summary["bytes"]
-    kinds = _drawn([plots_bytes.by_kind(run)])
-    gained = plots_bytes.accuracy_for_bytes(run)
-    over_time = _drawn([plots_bytes.cumulative(run, wide=gained is None), gained])
-    layers = card("Layers", _kinds_table(part), part["kernel_note"], wide=not kinds)
+    gained = plots_bytes.plot_accuracy_by_bytes(run)
     rows = [
         (*key, f"{sums.tensor_bytes:,}", f"{sums.message_bytes:,}", f"{sums.messages:,}")
         for key, sums in run.traffic.by_part.items()
     ]
-    parts = table(("phase", "kind", "direction", "tensor bytes", "message bytes", "messages"), rows, words=3)
-    last = [*_drawn([plots_bytes.by_client(run)]), folded("Every phase and kind", parts)]
-    return section("What it cost on the wire", about, [*kinds, layers, *over_time, *last])
+    return {
+        "by_kind": plots_bytes.plot_by_kind(run),
+        "kernel_note": part["kernel_note"],
+        "layers": _tabulate_layers(part),
+        "plots": _present(
+            [plots_bytes.plot_cumulative(run, wide=gained is None), gained, plots_bytes.plot_by_client(run)]
+        ),
+        "parts": Table(("phase", "kind", "direction", "tensor bytes", "message bytes", "messages"), rows, words=3),
+    }
 
 
-def _kinds_table(part: Mapping[str, Any]) -> str:
+def _tabulate_layers(part: Mapping[str, Any]) -> Table:
     method, total, predicted = part["method"], part["total"], part["predicted"]["by_kind"]
     nothing = {"tensor": 0, "message": 0}
 
-    def both(name: str, values: Iterable[int]) -> Sequence[str]:
+    def make_row(name: str, values: Iterable[int]) -> Sequence[str]:
         return (name, *(f"{value:,}" for value in values))
 
     rows = []
-    for kind in kinds_of(part):
+    for kind in list_kinds(part):
         sums = [method[d]["by_kind"].get(kind, nothing) for d in DIRECTIONS]
         if any(s["tensor"] for s in sums) or any(predicted[d].get(kind) for d in DIRECTIONS):
-            rows.append(both(f"{kind}, tensors", (s["tensor"] for s in sums)))
-            rows.append(both(f"{kind}, predicted", (predicted[d].get(kind, 0) for d in DIRECTIONS)))
-        rows.append(both(f"{kind}, messages", (s["message"] for s in sums)))
-    rows.append(both("the method's messages", (method[d]["message"] for d in DIRECTIONS)))
+            rows.append(make_row(f"{kind}, tensors", (s["tensor"] for s in sums)))
+            rows.append(make_row(f"{kind}, predicted", (predicted[d].get(kind, 0) for d in DIRECTIONS)))
+        rows.append(make_row(f"{kind}, messages", (s["message"] for s in sums)))
+    rows.append(make_row("the method's messages", (method[d]["message"] for d in DIRECTIONS)))
     rest = (total[d]["message"] - method[d]["message"] for d in DIRECTIONS)
-    rows.append(both(plots_bytes.REST, rest))
+    rows.append(make_row(plots_bytes.REST, rest))
     if part["transport"] is not None:
-        rows.append(both("HTTP/2 and TLS around them", (total[d]["kernel"] - total[d]["message"] for d in DIRECTIONS)))
-    rows.append(both(plots_bytes.KERNEL, (total[d]["kernel"] for d in DIRECTIONS)))
-    return table(("bytes", *(plots_bytes.ARROWS[d] for d in DIRECTIONS)), rows)
+        around = (total[d]["kernel"] - total[d]["message"] for d in DIRECTIONS)
+        rows.append(make_row("HTTP/2 and TLS around them", around))
+    rows.append(make_row(plots_bytes.KERNEL, (total[d]["kernel"] for d in DIRECTIONS)))
+    return Table(("bytes", *(plots_bytes.ARROWS[d] for d in DIRECTIONS)), rows)
 
 
-def _split(run: Run) -> str:
-    return section(
-        "How the data was split",
-        " ".join(card_in_words(run.card)),
-        [plots_split.bars(run).html(), plots_split.heat(run).html()],
-    )
+def _collect_partition(run: Run) -> dict[str, Any]:
+    counts = run.card["n_kc"]
+    plots = [plots_partition.plot_counts(counts, run.classes), plots_partition.plot_shares(counts, run.classes)]
+    return {"about": " ".join(describe_partition(run.card)), "plots": plots}
 
 
-def _privacy(run: Run) -> str:
-    privacy, known = run.summary["privacy"], run.summary["privacy"]["releases"]
+def _collect_privacy(run: Run) -> dict[str, Any]:
+    known = run.summary["privacy"]["releases"]
 
-    def kind(name: str, key: str) -> str:
-        value = known.get(name, {}).get(key)
+    def format_guarantee(kind: str, key: str) -> str:
+        value = known.get(kind, {}).get(key)
         return "none" if value is None else f"{value:.4g}"
 
     rows = [
@@ -259,81 +254,62 @@ def _privacy(run: Run) -> str:
             release.covers,
             f"{release.count:,}",
             f"{release.num_clients:,}",
-            kind(release.kind, "epsilon"),
-            kind(release.kind, "delta"),
+            format_guarantee(release.kind, "epsilon"),
+            format_guarantee(release.kind, "delta"),
         )
         for release in run.releases[:MAX_ROWS]
     ]
     head = ("kind", "phase", "parts", "mechanism", "what covers it", "releases", "clients", "ε of the kind", "δ")
-    cut = f"{len(run.releases) - MAX_ROWS} more rows are in privacy.jsonl." if len(run.releases) > MAX_ROWS else ""
-    inner = table(head, rows, words=5) if rows else "<p>Nothing left a client.</p>"
-    told = privacy_in_words(privacy)
-    seeded = "" if "reproducible" in told else _seeded(run)
-    about = f"What left clients and under what guarantee. {sentence(told)} {seeded}".rstrip()
-    return section("Privacy", about, [card("Releases", inner, cut)])
+    more = len(run.releases) - MAX_ROWS
+    guarantee = describe_privacy(run.summary["privacy"])
+    seeded = "" if "reproducible" in guarantee else _warn_of_seeded_noise(run)
+    return {
+        "about": f"What left clients and under what guarantee. {make_sentence(guarantee)} {seeded}".rstrip(),
+        "releases": Table(head, rows, words=5),
+        "caption": f"{more} more rows are in privacy.jsonl." if more > 0 else "",
+    }
 
 
 # The rest
 
 
-def _details(run: Run) -> str:
-    check = run.summary["ledger_check"]
-    compared = facts(
-        [
-            ("rows compared", f"{check['compared']:,}"),
-            ("differing", f"{check['differing']:,}"),
-            ("only on the server", f"{check['only_server']:,}"),
-            ("only on clients", f"{check['only_client']:,}"),
-            ("clients that answered", f"{check['clients']:,}"),
-            ("clients that did not", f"{check['missing']:,}"),
-        ]
-    )
-    pieces = [
-        card(
-            "Ledger check",
-            compared,
-            "Both sides count; completed attempts outside the session are held together.",
-            wide=False,
-        ),
-        card("Identity", _identity(run), wide=False),
-        card("Configuration", _configuration(run.config)),
-        folded("Every round", _rounds_table(run)),
+def _list_ledger_check(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    check = summary["ledger_check"]
+    return [
+        ("rows compared", f"{check['compared']:,}"),
+        ("differing", f"{check['differing']:,}"),
+        ("only on the server", f"{check['only_server']:,}"),
+        ("only on clients", f"{check['only_client']:,}"),
+        ("clients that answered", f"{check['clients']:,}"),
+        ("clients that did not", f"{check['missing']:,}"),
     ]
-    return section("How to check it, and run it again", "", pieces)
 
 
-def _identity(run: Run) -> str:
+def _list_identity(run: Run) -> list[tuple[str, str]]:
     summary = run.summary
-    again = "<p><code>fedrpc run --config config.toml --out AGAIN</code></p>"
-    rows = [
+    return [
         ("run", summary["run_id"]),
         ("configuration", summary["config_hash"]),
         ("partition", run.card["sha256"]),
         ("model", summary["model_sha256"]),
     ]
-    return facts(rows) + again
 
 
-def _configuration(config: Mapping[str, Any]) -> str:
+def _group_configuration(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     plain = {name: value for name, value in config.items() if not isinstance(value, Mapping)}
-    tables = {name: value for name, value in config.items() if isinstance(value, Mapping) and value}
-    blocks = [
-        f"<div><h4>{escape(name)}</h4>{facts(values.items())}</div>"
-        for name, values in {"run": plain, **tables}.items()
-    ]
-    return f'<div class="columns">{"".join(blocks)}</div>'
+    return {"run": plain} | {name: value for name, value in config.items() if isinstance(value, Mapping) and value}
 
 
-def _rounds_table(run: Run) -> str:
-    def shown(value: object) -> str:
+def _tabulate_rounds(run: Run) -> Table:
+    def format_value(value: object) -> str:
         return "" if value is None else f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
 
-    def row(record: Mapping[str, Any]) -> Sequence[object]:
+    def make_row(record: Mapping[str, Any]) -> Sequence[object]:
         flow = run.traffic.by_round.get(record["round"])
         sizes = [f"{flow.own[direction]:,}" for direction in DIRECTIONS] if flow else ["", ""]
-        values = (shown(record.get(name)) for name in ("num_clients", "accuracy", "loss", "seconds"))
+        values = (format_value(record.get(name)) for name in ("num_clients", "accuracy", "loss", "seconds"))
         return (record["round"], *values, *sizes)
 
-    step = -(-len(run.rounds) // 1000) or 1  # the page stays small, whatever the run
+    step = -(-len(run.rounds) // 1000) or 1  # keeps the page small
     head = ("round", "clients", "accuracy, %", "loss", "seconds", "↓ method's bytes", "↑ method's bytes")
-    return table(head, [row(record) for record in run.rounds[::step]], words=0)
+    return Table(head, [make_row(record) for record in run.rounds[::step]], words=0)

@@ -1,4 +1,4 @@
-"""Contact sheets: images in rows with a name each, as one picture."""
+"""Writes contact sheets: named rows of images as one picture."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
+from fedrpc.files import explain_unwritable, write_atomically
 
 MAX_COLUMNS = 16
 _INCHES = 0.5  # the width of an image
 
 
-def contact_sheet(x: Tensor, bounds: tuple[Tensor, Tensor] | None, num_rows: int) -> np.ndarray:
-    """Images as one picture in [0, 1] (height, width, 3), as many in each row, a pixel of white between them.
+def make_contact_sheet(x: Tensor, bounds: tuple[Tensor, Tensor] | None, num_rows: int) -> np.ndarray:
+    """Images as one picture in [0, 1] (height, width, 3), rows of equal length, with a pixel of white between images.
 
     Args:
-        x: Images (count, channels, height, width), row after row; of other than three channels the first is shown.
-        bounds: What black and white are; the least and the greatest value without.
+        x: Images (count, channels, height, width), row after row; unless there are three channels, the first is shown.
+        bounds: The values of black and white; by default the smallest and the largest value.
     """
     low, high = bounds if bounds else (x.min(), x.max())
     shown = ((x - low) / (high - low)).clamp(0, 1)
@@ -31,14 +32,14 @@ def contact_sheet(x: Tensor, bounds: tuple[Tensor, Tensor] | None, num_rows: int
     return rows.permute(0, 3, 1, 4, 2).reshape(num_rows * height, -1, channels).numpy()
 
 
-def draw_sheet(rows: Mapping[str, Tensor], bounds: tuple[Tensor, Tensor] | None, path: Path, title: str) -> Path:
-    """Writes a PNG of named rows of images, as many in each."""
+def write_sheet(rows: Mapping[str, Tensor], bounds: tuple[Tensor, Tensor] | None, path: Path, title: str) -> Path:
+    """Writes a PNG of named rows of images, all of equal length."""
     try:  # slow to import, and only needed here
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("drawing needs matplotlib, which is not installed: pip install matplotlib") from None
-    sheet = contact_sheet(torch.cat(list(rows.values())), bounds, len(rows))
+        raise ConfigError("a picture needs matplotlib, which is not installed: pip install matplotlib") from None
+    sheet = make_contact_sheet(torch.cat(list(rows.values())), bounds, len(rows))
     columns = len(next(iter(rows.values())))
     inch = _INCHES * columns / sheet.shape[1]  # of a pixel
     figure = Figure(figsize=(inch * sheet.shape[1], inch * sheet.shape[0]), dpi=150, facecolor="white")
@@ -51,17 +52,13 @@ def draw_sheet(rows: Mapping[str, Tensor], bounds: tuple[Tensor, Tensor] | None,
     axes.tick_params(length=0)
     axes.set_frame_on(False)
     axes.set_title(title, loc="left", fontsize=10)
-    try:
+    with explain_unwritable(path):
         figure.savefig(path, bbox_inches="tight", metadata={"Software": None})
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}; is there room, and may you write there?") from error
     return path
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Writes what is said of a sheet beside it."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}; is there room, and may you write there?") from error
+    """Writes the JSON that goes with a sheet."""
+    with explain_unwritable(path):
+        write_atomically(path, text)
     return path

@@ -1,4 +1,4 @@
-"""Small inline SVG plots that take their colours from the page, so that one drawing serves light and dark."""
+"""Draws inline SVG that takes its colours from the page, so that one drawing serves light and dark."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Format = Callable[[float], str]
 Point = tuple[float, float]
 
 MAX_DOTS = 40  # points of a line that are marked
-MAX_TOLD = 400  # points of a line that say what they are
+MAX_TOOLTIPS = 400  # points of a line that have a tooltip
 NARROW, WIDE = 560, 1140  # widths of a drawing that fills half the page, or all of it, at its natural size
-LEFT, RIGHT, TOP, BOTTOM = 48, 22, 10, 36  # room around the plot for its axes, in pixels
+LEFT, RIGHT, TOP, BOTTOM = 48, 22, 10, 36  # margins around the plot for its axes, in pixels
 
 
-def plain(value: float) -> str:
+def format_number(value: float) -> str:
     """A number for an axis: 1,000, 0.25, 3e-05."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
 
 
-def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+def choose_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """About `count` round numbers that cover low to high; the first is at most low, the last at least high."""
     span = high - low or abs(high) or 1.0
     rough = span / max(1, count - 1)
@@ -36,7 +36,7 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [float(f"{index * step:.12g}") for index in range(first, max(last, first + 1) + 1)]
 
 
-def log_ticks(low: float, high: float, count: int = 8) -> list[float]:
+def choose_log_ticks(low: float, high: float, count: int = 8) -> list[float]:
     """At most about `count` numbers of the form 1, 2, 5, 10, ..., or powers of ten, that cover low to high."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     fine = [float(f"{factor}e{power}") for power in range(first, last + 1) for factor in (1, 2, 5)]
@@ -48,9 +48,9 @@ def log_ticks(low: float, high: float, count: int = 8) -> list[float]:
     return [float(f"1e{power}") for power in range(first, last + step, step)]
 
 
-def whole_ticks(low: int, high: int, count: int = 8) -> list[float]:
-    """Round whole numbers within low to high."""
-    step = max(1, int(max(nice_ticks(0, max(1, high - low), count)[1], 1)))
+def choose_whole_ticks(low: int, high: int, count: int = 8) -> list[float]:
+    """Round integers from low to high."""
+    step = max(1, int(max(choose_ticks(0, max(1, high - low), count)[1], 1)))
     return [float(value) for value in range(-(-low // step) * step, high + 1, step)]
 
 
@@ -64,23 +64,23 @@ class Axis:
         ticks: Where it is marked.
         title: What it measures, with the unit.
         text: How a tick is written.
-        log: Whether equal ratios take equal room.
+        log: Whether the scale is logarithmic.
     """
 
     low: float
     high: float
     ticks: Sequence[float]
     title: str = ""
-    text: Format = plain
+    text: Format = format_number
     log: bool = False
 
     @classmethod
-    def over(cls, values: Iterable[float], title: str, text: Format = plain, *, zero: bool = False) -> Axis:
-        """An axis that takes all finite values, from 0 when `zero`."""
+    def over(cls, values: Iterable[float], title: str, text: Format = format_number, *, zero: bool = False) -> Axis:
+        """An axis that covers all finite values, from 0 when `zero`."""
         low, high = _ends(values)
         if low == high and not zero:  # a lone value belongs in the middle
             low, high = low - (abs(low) / 10 or 1.0), high + (abs(high) / 10 or 1.0)
-        ticks = nice_ticks(min(0.0, low) if zero else low, high)
+        ticks = choose_ticks(min(0.0, low) if zero else low, high)
         return cls(ticks[0], ticks[-1], ticks, title, text)
 
     @classmethod
@@ -90,14 +90,14 @@ class Axis:
         low, high = _ends(known)
         if low <= 0 or high / low <= 20:
             return cls.over(known, title)
-        ticks = log_ticks(low, high)
+        ticks = choose_log_ticks(low, high)
         return cls(ticks[0], ticks[-1], ticks, title, log=True)
 
     @classmethod
     def of_rounds(cls, first: int, last: int) -> Axis:
-        """An axis of rounds, also when there is one only."""
+        """An axis of rounds, also when there is only one."""
         low, high = (first - 0.5, last + 0.5) if first == last else (first, last)
-        return cls(low, high, whole_ticks(first, last), "round")
+        return cls(low, high, choose_whole_ticks(first, last), "round")
 
     def place(self, value: float) -> float:
         """Where a value lies, 0 at the start and 1 at the end."""
@@ -111,22 +111,22 @@ def _ends(values: Iterable[float]) -> tuple[float, float]:
     return min(known), max(known)
 
 
-def number(value: float) -> str:
+def format_coordinate(value: float) -> str:
     """A coordinate, to a tenth of a pixel and without needless digits."""
     return f"{value:.1f}".removesuffix(".0")
 
 
-class Plot:
-    """One plot: axes first, then marks in the order in which they are added.
+class Canvas:
+    """The drawing of one plot: axes first, then marks in the order in which they are added.
 
     Args:
         x: The horizontal axis.
         y: The vertical axis.
-        label: What the plot shows, for those who hear it.
+        label: What the plot shows, for screen readers.
         width: Of the whole drawing, in pixels before it is scaled.
         height: The same.
-        left: Room for the labels of the vertical axis.
-        bottom: Room for the labels of the horizontal axis.
+        left: Margin for the labels of the vertical axis.
+        bottom: Margin for the labels of the horizontal axis.
     """
 
     def __init__(
@@ -156,13 +156,13 @@ class Plot:
         positive = (not self._x.log or x > 0) and (not self._y.log or y > 0)
         return math.isfinite(x) and math.isfinite(y) and positive
 
-    def line(self, points: Sequence[Point], style: str, *, told: Callable[[Point], str] | None = None) -> None:
+    def line(self, points: Sequence[Point], style: str, *, tooltip: Callable[[Point], str] | None = None) -> None:
         """A line; values that are not numbers leave a gap.
 
-        `told` says what a point is to who points at it; few points are marked, very many are not told.
+        Few points are marked; very many have no tooltip.
         """
         crowd = len(points) > MAX_DOTS
-        told = told if len(points) <= MAX_TOLD else None
+        tooltip = tooltip if len(points) <= MAX_TOOLTIPS else None
         known: list[list[Point]] = [[]]
         for point in points:
             if self._fits(*point):
@@ -170,39 +170,37 @@ class Plot:
             elif known[-1]:
                 known.append([])
         for stretch in known:
-            path = " ".join(f"{number(self.x(x))},{number(self.y(y))}" for x, y in stretch)
+            path = " ".join(f"{format_coordinate(self.x(x))},{format_coordinate(self.y(y))}" for x, y in stretch)
             if len(stretch) > 1:
                 self._parts.append(f'<polyline class="{style}" points="{path}"/>')
-            if told or len(stretch) == 1:
+            if tooltip or len(stretch) == 1:
                 shown = style if not crowd or len(stretch) == 1 else "hit"
-                self._parts += [self._dot(point, shown, told(point) if told else "") for point in stretch]
+                self._parts += [self._dot(point, shown, tooltip(point) if tooltip else "") for point in stretch]
 
     def _dot(self, point: Point, style: str, words: str) -> str:
         inner = f"<title>{escape(words)}</title>" if words else ""
-        x, y = (number(value) for value in (self.x(point[0]), self.y(point[1])))
+        x, y = (format_coordinate(value) for value in (self.x(point[0]), self.y(point[1])))
         return f'<circle class="{style}" cx="{x}" cy="{y}" r="{5 if style == "hit" else 3.2}">{inner}</circle>'
 
     def band(self, low: Sequence[Point], high: Sequence[Point], style: str) -> None:
         """The area between two lines."""
         edge = [*low, *reversed(high)]
-        path = " ".join(f"{number(self.x(x))},{number(self.y(y))}" for x, y in edge)
+        path = " ".join(f"{format_coordinate(self.x(x))},{format_coordinate(self.y(y))}" for x, y in edge)
         self._parts.append(f'<polygon class="{style}" points="{path}"/>')
 
     def level(self, value: float, words: str) -> None:
         """A dashed line across the plot, with words at its start."""
-        y = number(self.y(value))
+        y = format_coordinate(self.y(value))
         self._parts.append(f'<line class="level" x1="{self._left}" x2="{self.width - RIGHT}" y1="{y}" y2="{y}"/>')
         self.write(self._left + 4, self.y(value) - 6, words, "start", "halo")
 
     def block(self, left: float, right: float, low: float, high: float, style: str, words: str = "") -> None:
         """A filled rectangle, given by values."""
         x, y = self.x(left), self.y(high)
-        width, height = self.x(right) - x, self.y(low) - y
+        place = zip(("x", "y", "width", "height"), (x, y, self.x(right) - x, self.y(low) - y), strict=True)
+        where = " ".join(f'{name}="{format_coordinate(value)}"' for name, value in place)
         inner = f"<title>{escape(words)}</title>" if words else ""
-        self._parts.append(
-            f'<rect {paint(style)} x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}">'
-            f"{inner}</rect>"
-        )
+        self._parts.append(f"<rect {fill_attribute(style)} {where}>{inner}</rect>")
 
     def stairs(self, low: Sequence[float], high: Sequence[float], style: str, *, start: int = 0) -> None:
         """Bars one unit wide without gaps, from `low` to `high`, as one shape: what many bars need."""
@@ -211,22 +209,23 @@ class Plot:
             return [(start + index + side, value) for index, value in enumerate(values) for side in (0, 1)]
 
         edge = [*steps(high), *reversed(steps(low))]
-        path = " ".join(f"{number(self.x(x))},{number(self.y(y))}" for x, y in edge)
-        self._parts.append(f'<polygon {paint(style)} points="{path}"/>')
+        path = " ".join(f"{format_coordinate(self.x(x))},{format_coordinate(self.y(y))}" for x, y in edge)
+        self._parts.append(f'<polygon {fill_attribute(style)} points="{path}"/>')
 
-    def picture(self, shades: np.ndarray) -> None:
+    def heat_map(self, shades: np.ndarray) -> None:
         """Fills the plot with a grid of the accent colour, from clear at 0 to full at 1; row 0 is at the top."""
         x, y = self._left, TOP
         width, height = self.width - self._left - RIGHT, self.height - self._bottom - TOP
         self._parts.append(
             f'<image x="{x}" y="{y}" width="{width}" height="{height}" preserveAspectRatio="none" '
-            f'style="image-rendering:pixelated" href="{png(shades)}"/>'
+            f'style="image-rendering:pixelated" href="{encode_shades(shades)}"/>'
         )
 
     def write(self, x: float, y: float, words: str, anchor: str = "middle", style: str = "") -> None:
         """Text at a pixel."""
         kind = f' class="{style}"' if style else ""
-        self._parts.append(f'<text{kind} x="{number(x)}" y="{number(y)}" text-anchor="{anchor}">{escape(words)}</text>')
+        where = f'x="{format_coordinate(x)}" y="{format_coordinate(y)}"'
+        self._parts.append(f'<text{kind} {where} text-anchor="{anchor}">{escape(words)}</text>')
 
     def svg(self, *, grid: bool = True) -> str:
         """The whole drawing."""
@@ -241,13 +240,13 @@ class Plot:
             y = self.y(tick)
             if grid:
                 ends = f'x1="{self._left}" x2="{self.width - RIGHT}"'
-                yield f'<line class="grid" {ends} y1="{number(y)}" y2="{number(y)}"/>'
+                yield f'<line class="grid" {ends} y1="{format_coordinate(y)}" y2="{format_coordinate(y)}"/>'
             yield (
-                f'<text class="tick" x="{self._left - 7}" y="{number(y + 3.5)}" text-anchor="end">'
+                f'<text class="tick" x="{self._left - 7}" y="{format_coordinate(y + 3.5)}" text-anchor="end">'
                 f"{escape(self._y.text(tick))}</text>"
             )
         if self._y.title:
-            middle = number((TOP + self.height - self._bottom) / 2)
+            middle = format_coordinate((TOP + self.height - self._bottom) / 2)
             yield (
                 f'<text class="axis" transform="translate(11 {middle}) rotate(-90)" text-anchor="middle">'
                 f"{escape(self._y.title)}</text>"
@@ -258,38 +257,38 @@ class Plot:
         yield f'<line class="base" x1="{self._left}" x2="{self.width - RIGHT}" y1="{floor}" y2="{floor}"/>'
         for tick in self._x.ticks:
             yield (
-                f'<text class="tick" x="{number(self.x(tick))}" y="{floor + 15}" text-anchor="middle">'
+                f'<text class="tick" x="{format_coordinate(self.x(tick))}" y="{floor + 15}" text-anchor="middle">'
                 f"{escape(self._x.text(tick))}</text>"
             )
         if self._x.title:
-            middle = number((self._left + self.width - RIGHT) / 2)
+            middle = format_coordinate((self._left + self.width - RIGHT) / 2)
             title = escape(self._x.title)
             yield f'<text class="axis" x="{middle}" y="{self.height - 4}" text-anchor="middle">{title}</text>'
 
 
-def paint(style: str) -> str:
-    """A class of the page's style sheet, or a colour of its own."""
+def fill_attribute(style: str) -> str:
+    """The attribute that fills a shape: a class of the page's style sheet, or a colour of its own."""
     return f'fill="{style}"' if style.startswith("hsl") else f'class="{style}"'
 
 
-def colour(index: int, count: int) -> str:
-    """The fill of one of `count` things: the page's ten, or else a walk round the colour wheel."""
+def pick_fill(index: int, count: int) -> str:
+    """The fill of one of `count` things: the page's ten series, or else evenly spaced hues."""
     return (
         f"f{index}" if count <= 10 else f"hsl({360 * index / count:.0f} {(52, 68)[index % 2]}% {(46, 62)[index % 2]}%)"
     )
 
 
-def png(shades: np.ndarray) -> str:
-    """A matrix of 0 to 1 as a data address: the accent colour, more or less opaque, on the page's own ground."""
+def encode_shades(shades: np.ndarray) -> str:
+    """A matrix of 0 to 1 as a data URL: the accent colour, more or less opaque."""
     rows, columns = shades.shape
     pixels = np.empty((rows, columns, 4), dtype=np.uint8)
     pixels[..., :3] = (47, 111, 208)
     pixels[..., 3] = np.clip(np.nan_to_num(shades) * 255, 0, 255).round()
-    return png_of(pixels)
+    return encode_png(pixels)
 
 
-def png_of(pixels: np.ndarray) -> str:
-    """Red, green, blue and opacity, (rows, columns, 4) bytes, as a data address."""
+def encode_png(pixels: np.ndarray) -> str:
+    """Red, green, blue and opacity, (rows, columns, 4) bytes, as a data URL."""
     rows, columns = pixels.shape[:2]
     raw = b"".join(b"\0" + row.tobytes() for row in pixels)
 

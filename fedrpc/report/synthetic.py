@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrpc.report.generated import show_generated
-from fedrpc.report.sheet import MAX_COLUMNS, draw_sheet, write_text
+from fedrpc.report.sheet import MAX_COLUMNS, write_sheet, write_text
 from fedrpc.study.generated import Generated
 from fedrpc.study.synthetic import Synthetic
 
@@ -25,7 +25,7 @@ def show_synthetic(found: Synthetic | Generated, console: Console) -> None:
     if found.images is not None:
         rows = {name: images[:MAX_COLUMNS] for name, images in found.images.items()}
         title = f"Made from the final model: {found.run.title}"
-        written.append(draw_sheet(rows, found.bounds, folder / "synthetic.png", title))
+        written.append(write_sheet(rows, found.bounds, folder / "synthetic.png", title))
     console.print(Text("\n".join(f"written: {path}" for path in written)), soft_wrap=True)
 
 

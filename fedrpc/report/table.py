@@ -9,40 +9,40 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from fedrpc.report.words import cell, privacy_in_words, reported_in_words
+from fedrpc.report.words import describe_privacy, describe_reported, format_cell
 
 
-def size(num_bytes: float | None) -> str:
-    """Bytes for people: 1.23 MB (decimal units, as papers count)."""
+def format_size(num_bytes: float | None) -> str:
+    """Bytes in decimal units: 1.23 MB."""
     if num_bytes is None:
         return "-"
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(num_bytes) < 1000 or unit == "TB":
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.2f} {unit}"
         num_bytes /= 1000
-    raise AssertionError("the last unit takes everything")
+    raise AssertionError("the last unit covers everything")
 
 
-def kinds_of(part: Mapping[str, Any]) -> list[str]:
-    """The kinds that a method sent or was predicted to send any bytes of, from the bytes part of a summary."""
+def list_kinds(part: Mapping[str, Any]) -> list[str]:
+    """The kinds that a method sent, or was predicted to send, from the bytes of a summary."""
     method, predicted = part["method"], part["predicted"]["by_kind"]
     sent = {kind for d in ("down", "up") for kind, sums in method[d]["by_kind"].items() if any(sums.values())}
     return sorted(sent | {kind for d in ("down", "up") for kind, value in predicted[d].items() if value})
 
 
-def leading_words(entry: Mapping[str, Any]) -> int:
+def count_text_columns(entry: Mapping[str, Any]) -> int:
     """How many of the first columns of a method's own rows are text, at least one."""
     text = [all(isinstance(row[name], str) for row in entry["value"]) for name in entry["columns"]]
     return max(1, [*text, False].index(False))
 
 
-def _bytes_table(summary: dict[str, Any]) -> Table:
+def _tabulate_bytes(summary: dict[str, Any]) -> Table:
     part = summary["bytes"]
     table = Table(title="Bytes on the wire", title_justify="left", header_style="bold")
     for name in ("what", "down", "up"):
         table.add_column(name, justify="left" if name == "what" else "right")
     predicted = part["predicted"]["by_kind"]
-    for kind in kinds_of(part):
+    for kind in list_kinds(part):
         sums = [part["method"][d]["by_kind"].get(kind, {"tensor": 0, "message": 0}) for d in ("down", "up")]
         if any(s["tensor"] for s in sums) or any(predicted[d].get(kind) for d in ("down", "up")):
             table.add_row(f"{kind}: tensors", *(f"{s['tensor']:,}" for s in sums))
@@ -56,7 +56,7 @@ def _bytes_table(summary: dict[str, Any]) -> Table:
     return table
 
 
-def _facts(summary: dict[str, Any]) -> Table:
+def _list_facts(summary: dict[str, Any]) -> Table:
     part, accuracy = summary["bytes"], summary["accuracy"]
     message = sum(part["total"][d]["message"] for d in ("down", "up"))
     facts = Table.grid(padding=(0, 2))
@@ -71,8 +71,8 @@ def _facts(summary: dict[str, Any]) -> Table:
             clients = f"mean {accuracy['client_mean']:.2f} %, variance {accuracy['client_variance']:.1f} %²"
             facts.add_row("on clients' tests", f"{clients}, worst tenth {accuracy['worst_decile']:.2f} %")
         if (measured := accuracy.get("features")) and measured.get("davies_bouldin") is not None:
-            tells = f"distance correlation {measured['dcor']:.2f} (unrelated {measured['dcor_null']:.2f})"
-            facts.add_row("features", f"Davies-Bouldin {measured['davies_bouldin']:.2f}; {tells}")
+            correlation = f"distance correlation {measured['dcor']:.2f} (unrelated {measured['dcor_null']:.2f})"
+            facts.add_row("features", f"Davies-Bouldin {measured['davies_bouldin']:.2f}; {correlation}")
     if summary.get("exposure"):
         reached = ", ".join(f"{kind} {100 * share:.1f} %" for kind, share in summary["exposure"].items())
         facts.add_row("exposure", f"{reached} of all pairs of clients")
@@ -82,7 +82,7 @@ def _facts(summary: dict[str, Any]) -> Table:
         facts.add_row("transport", f"not exact: {part['kernel_note']}")
     else:
         share = 100 * part["transport"] / message if message else 0.0
-        facts.add_row("transport", f"{size(part['transport'])} of HTTP/2 over the messages ({share:.3f} %)")
+        facts.add_row("transport", f"{format_size(part['transport'])} of HTTP/2 over the messages ({share:.3f} %)")
     check = summary["ledger_check"]
     agree = "agree to the byte" if not check["differing"] else f"DIFFER in {check['differing']} rows"
     facts.add_row("ledgers", f"server and {check['clients']} clients {agree} ({check['compared']} rows)")
@@ -90,8 +90,8 @@ def _facts(summary: dict[str, Any]) -> Table:
         facts.add_row("caveat", summary["caveat"])
     for entry in summary.get("reported", {}).values():
         if not entry.get("columns"):
-            facts.add_row(Text(entry["words"]), Text(reported_in_words(entry)))
-    facts.add_row("privacy", privacy_in_words(summary["privacy"]))
+            facts.add_row(Text(entry["words"]), Text(describe_reported(entry)))
+    facts.add_row("privacy", describe_privacy(summary["privacy"]))
     for kind, entry in summary["privacy"]["releases"].items():
         if entry["epsilon"] is not None and summary["privacy"]["epsilon"] is None:
             facts.add_row("", f"{kind} alone: ε = {entry['epsilon']:.4g} at δ = {entry['delta']:g}, {entry['covers']}")
@@ -100,30 +100,30 @@ def _facts(summary: dict[str, Any]) -> Table:
     return facts
 
 
-def _reported(summary: dict[str, Any]) -> Iterator[Table]:
-    """Those of the method's own figures that have rows, each with what must be known of it."""
+def _tabulate_reported(summary: dict[str, Any]) -> Iterator[Table]:
+    """The method's own values that have rows, each as a table with its explanation."""
     for entry in summary.get("reported", {}).values():
         if not (columns := entry.get("columns")):
             continue
         table = Table(title=Text(entry["words"].capitalize()), title_justify="left", header_style="bold")
-        table.caption, table.caption_justify, table.caption_style = Text(reported_in_words(entry)), "left", ""
-        rows = [[cell(row[name]) for name in columns] for row in entry["value"]]
+        table.caption, table.caption_justify, table.caption_style = Text(describe_reported(entry)), "left", ""
+        rows = [[format_cell(row[name]) for name in columns] for row in entry["value"]]
         for place, heading in enumerate(columns.values()):
-            # Where it is narrow, headings and words give way first: a number that is cut off would be another one.
+            # On a narrow terminal headings and words wrap first: a number that is cut off would be misread.
             longest = max((len(row[place]) for row in rows), default=0)
             whole = len(heading) <= max(longest, 8) and not any(" " in row[place] for row in rows)
             table.add_column(Text(heading), vertical="bottom", no_wrap=whole, overflow="fold")
-            table.columns[place].justify = "left" if place < leading_words(entry) else "right"
+            table.columns[place].justify = "left" if place < count_text_columns(entry) else "right"
         for row in rows:
             table.add_row(*map(Text, row))
         yield table
 
 
-def render(summary: dict[str, Any], console: Console) -> None:
+def print_summary(summary: dict[str, Any], console: Console) -> None:
     """Prints a finished run."""
     title = Text(
         f"{summary['method']} on {summary['dataset']}, {summary['partition']}, {summary['num_clients']} clients, "
         f"{summary['num_rounds']} rounds, seed {summary['seed']}",
         style="bold",
     )
-    console.print(Group(Text(), title, _bytes_table(summary), *_reported(summary), _facts(summary)))
+    console.print(Group(Text(), title, _tabulate_bytes(summary), *_tabulate_reported(summary), _list_facts(summary)))

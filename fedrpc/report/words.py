@@ -1,4 +1,4 @@
-"""Numbers as people read them: sizes of splits, times, and a measurement against its formula."""
+"""Puts numbers into words: counts, durations, guarantees, and a measurement against its formula."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A time: 36.0 s, 5 min 12 s, 2 h 05 min."""
     if seconds < 120:
         return f"{seconds:.1f} s"
@@ -14,13 +14,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """A number and its noun: 1 client, 1,000 clients."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def against(measured: int, predicted: int) -> str:
-    """How measured bytes stand to what a formula gave."""
+def compare_to_formula(measured: int, predicted: int) -> str:
+    """Measured bytes compared to the formula's."""
     if measured == predicted:
         return "exactly as the formula predicts" if predicted else "and none predicted"
     if not predicted:
@@ -28,13 +28,13 @@ def against(measured: int, predicted: int) -> str:
     return f"{100 * (measured - predicted) / predicted:+.3g} % off the predicted {predicted:,}"
 
 
-def sentence(text: str) -> str:
-    """Words as a sentence; names keep their capitals, and an epsilon stays an epsilon."""
+def make_sentence(text: str) -> str:
+    """A text as a sentence; names keep their capitals, and ε stays lower case."""
     return f"{text[0].upper() if text[0].isascii() else text[0]}{text[1:]}."
 
 
-def privacy_in_words(privacy: Mapping[str, Any]) -> str:
-    """What a run promises: its epsilon, or why there is none."""
+def describe_privacy(privacy: Mapping[str, Any]) -> str:
+    """A run's epsilon, or why it has none."""
     if privacy["epsilon"] is None:
         return str(privacy["reason"])
     by = f" by {privacy['accountant'].upper()}" if privacy.get("accountant") else ""
@@ -43,10 +43,10 @@ def privacy_in_words(privacy: Mapping[str, Any]) -> str:
     return f"ε = {privacy['epsilon']:.4g} at δ = {privacy['delta']:g}{by}{unit}{noise}"
 
 
-def cell(value: Any) -> str:
-    """A recorded value in a table: 0.3846, 1,000, 12 0 7; what there is none of is a dash."""
+def format_cell(value: Any) -> str:
+    """A recorded value in a table: 0.3846, 1,000, 12 0 7; a missing value is a dash."""
     if isinstance(value, list):
-        return " ".join(map(cell, value))
+        return " ".join(map(format_cell, value))
     if value is None or isinstance(value, str):
         return value or "-"
     if isinstance(value, int) or abs(value) >= 1000:
@@ -54,34 +54,35 @@ def cell(value: Any) -> str:
     return f"{value:.4g}"
 
 
-def reported_in_words(entry: Mapping[str, Any]) -> str:
-    """A figure of the method's own, without its rows: the value, what it is, and why it is so or when it holds."""
+def describe_reported(entry: Mapping[str, Any]) -> str:
+    """One of the method's own values, without its rows: the value, the reason for it, and what it means."""
     value, about, why = entry["value"], entry["about"], entry.get("why") or ""
     if entry.get("columns"):
-        return " ".join(sentence(part) for part in (why, about) if part)
+        return " ".join(make_sentence(part) for part in (why, about) if part)
     if isinstance(value, Mapping):
-        value = f"{cell(value['mean'])} on average, {cell(value['least'])} to {cell(value['greatest'])}"
+        average, least, greatest = (format_cell(value[name]) for name in ("mean", "least", "greatest"))
+        value = f"{average} on average, {least} to {greatest}"
     else:
-        value = cell(value)
+        value = format_cell(value)
     return f"{value}{f': {why}' if why else ''}{f' ({about})' if about else ''}"
 
 
-def card_in_words(card: Mapping[str, Any]) -> list[str]:
-    """A partition card as sentences: who holds how much, and how far from iid that is."""
-    sizes, variance, distance = card["sizes"], card["class_variance"], card["emd"]
-    count, classes = card["num_clients"], card["num_classes"]
+def describe_partition(summary: Mapping[str, Any]) -> list[str]:
+    """A partition's summary as sentences: what clients hold, and how far from IID that is."""
+    sizes, variance, distance = summary["sizes"], summary["class_variance"], summary["emd"]
+    count, classes = summary["num_clients"], summary["num_classes"]
     one_class = (classes - 1) / classes**2
-    dealt = "Every sample went to one client" if card["disjoint"] else "Some samples went to several clients"
-    dropped = f", {card['dropped']:,} to none" if card["dropped"] else ""
+    assigned = "Every sample went to one client" if summary["disjoint"] else "Some samples went to several clients"
+    dropped = f", {summary['dropped']:,} to none" if summary["dropped"] else ""
     held = f"{sizes['min']:,} to {sizes['max']:,} each, median {sizes['median']:,g}"
     if sizes["min"] == sizes["max"]:
         held = f"{sizes['min']:,} each"
     return [
-        f"{card['num_samples']:,} samples of {classes} classes over {counted(count, 'client')}: {held}.",
-        f"{dealt}{dropped}. A client holds {card['classes_per_client']:.1f} classes on average.",
+        f"{summary['num_samples']:,} samples of {classes} classes over {pluralize(count, 'client')}: {held}.",
+        f"{assigned}{dropped}. A client holds {summary['classes_per_client']:.1f} classes on average.",
         f"Variance of class shares {variance['mean']:.4f} on average, {variance['min']:.4f} to {variance['max']:.4f} "
         f"(0: all classes equally, {one_class:.4g}: one class only).",
         f"Distance to the pooled classes {distance['mean']:.3f} on average, {distance['min']:.3f} to "
-        f"{distance['max']:.3f} (0: like the whole, 2: nothing in common).",
-        f"SHA-256 of the assignment {card['sha256'][:16]}.",
+        f"{distance['max']:.3f} (0: the same, 2: nothing in common).",
+        f"SHA-256 of the assignment {summary['sha256'][:16]}.",
     ]

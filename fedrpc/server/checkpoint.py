@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import ConfigError
+from fedrpc.files import write_durably
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,6 @@ class Checkpoint:
     records: list[dict[str, Any]]  # this round's lines of records.jsonl
     kernel: list[int]  # bytes (sent, received) of the server's sockets so far
     seconds: float
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Writes a file that is there whole after a power cut, or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 class CheckpointFolder:

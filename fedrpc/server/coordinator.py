@@ -14,13 +14,14 @@ from safetensors.torch import save_file
 
 from fedrpc import log
 from fedrpc.errors import QuorumError
+from fedrpc.files import write_durably
 from fedrpc.methods.builtin import EVALUATION, LEDGER, Candidate
 from fedrpc.methods.runtime import SETUP_ROUND
 from fedrpc.metrics.records import RecordsFile
 from fedrpc.privacy import summary as privacy
 from fedrpc.seeds import derive, seed_torch
 from fedrpc.server import evaluation, summary
-from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder, write_durably
+from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import Desk, ServerRound
 from fedrpc.server.selection import select_cohort

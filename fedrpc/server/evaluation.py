@@ -13,7 +13,7 @@ from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate
 from fedrpc.metrics.fairness import class_fairness, client_fairness_of_counts
 from fedrpc.metrics.features import davies_bouldin, distance_correlation, null_value
 from fedrpc.models.base import Model
-from fedrpc.models.split import split
+from fedrpc.models.cut import cut
 from fedrpc.models.state import load
 from fedrpc.problem import Problem
 from fedrpc.process import keeping_freed_memory
@@ -72,10 +72,10 @@ class Evaluator:
             chosen = getattr(self._problem.params, "split_layer", None)  # of a method that cuts
             layer = model.split_layer_default if chosen is None else int(chosen)
             x, _ = next(self._test.batches(_DCOR_EXAMPLES))
-            cut = split(model, layer)[0](x.to(self._device)).cpu()
-        x = model.seen(x)
-        null = null_value(x, cut, derive(self._problem.config.seed, "dcor-null"))
-        real = distance_correlation(x, cut)
+            activations = cut(model, layer)[0](x.to(self._device)).cpu()
+        x = model.select_input(x)
+        null = null_value(x, activations, derive(self._problem.config.seed, "dcor-null"))
+        real = distance_correlation(x, activations)
         return {
             "davies_bouldin": davies_bouldin(torch.cat(found), torch.cat(labels)),
             "split_layer": layer,

@@ -19,14 +19,15 @@ import torch
 
 from fedrpc import log
 from fedrpc.config import RunConfig, build, list_differences, read_toml, to_toml
-from fedrpc.data.partition_card import card
+from fedrpc.data.partition_summary import summarize_partition
 from fedrpc.device import choose
 from fedrpc.errors import ConfigError, Unavailable
+from fedrpc.files import write_durably
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.problem import Problem
 from fedrpc.process import return_freed_memory
 from fedrpc.server.app import GrpcServer, Health, Servicer
-from fedrpc.server.checkpoint import CheckpointFolder, write_durably
+from fedrpc.server.checkpoint import CheckpointFolder
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.mailbox import Mailbox
 from fedrpc.server.roster import Roster
@@ -144,7 +145,7 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
 def _prepared(config: RunConfig, data_dir: Path | None) -> tuple[Problem, dict[str, Any]]:
     """The learning problem, and how its data is dealt out."""
     problem = Problem(config, data_dir)
-    table = card(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
+    table = summarize_partition(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
     return problem, table | {"classes": list(problem.dataset.classes)}
 
 

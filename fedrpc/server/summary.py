@@ -16,8 +16,8 @@ from fedrpc.methods.cost import Cost, Shapes
 from fedrpc.methods.fedavg import FedAvg
 from fedrpc.methods.tools import Reported
 from fedrpc.metrics import curve
-from fedrpc.metrics.exposure import exposure_matrix, movements
-from fedrpc.models.state import payload_bytes
+from fedrpc.metrics.exposure import exposure_matrix, list_movements
+from fedrpc.models.state import count_payload_bytes
 from fedrpc.problem import Problem
 from fedrpc.wire import ledger
 from fedrpc.wire.kinds import Kind
@@ -70,7 +70,7 @@ def model_sha256(weights: Tensors) -> str:
 def shapes_of(problem: Problem, weights: Tensors, cohorts: Sequence[Sequence[int]]) -> Shapes:
     """What the method's cost formula is given."""
     return Shapes(
-        weights_bytes=payload_bytes(weights),
+        weights_bytes=count_payload_bytes(weights),
         cohorts=cohorts,
         num_examples=problem.env.num_examples(),
         class_counts=problem.class_counts,
@@ -89,7 +89,7 @@ def accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     points = [(row["round"], row["accuracy"]) for row in evaluated if row.get("accuracy") is not None]
     if not points:
         return {}
-    read = curve.summarise(points)
+    read = curve.summarize_curve(points)
     last = {name: next((row[name] for row in reversed(evaluated) if name in row), None) for name in _FROM_RECORDS}
     return {
         "global": read.last,
@@ -169,7 +169,7 @@ def exposure(rows: ledger.Rows, num_clients: int) -> dict[str, float]:
     plain = [vars(key) | vars(sums) for key, sums in rows.items()]
     found = {}
     for kind, lag in _SHARED.items():
-        matrix = exposure_matrix(movements(plain, {kind.label}), num_clients, lag=lag)
+        matrix = exposure_matrix(list_movements(plain, {kind.label}), num_clients, lag=lag)
         if matrix.any():
             found[kind.label] = float(matrix.mean())
     return found

@@ -27,7 +27,7 @@ from fedrpc.errors import ConfigError
 from fedrpc.methods import METHODS
 from fedrpc.methods.runtime import SETUP_ROUND, Env
 from fedrpc.methods.tools import PastClient, SharedItems, View
-from fedrpc.models import tensors
+from fedrpc.models import read_tensors
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive
 from fedrpc.server.checkpoint import CheckpointFolder
@@ -297,7 +297,7 @@ def gather_evidence(
             f"too little auxiliary data: expected {least} examples or more, got {len(aux.inputs)}; raise --aux"
         )
     dataset, normalise = past.problem.dataset, past.config.normalise
-    untrained = past.make_view(tensors(past.problem.network()))
+    untrained = past.make_view(read_tensors(past.problem.network()))
     evidence = Evidence(
         items.items[torch.tensor([found.rows[row] for row in chosen])],
         originals,
@@ -305,7 +305,7 @@ def gather_evidence(
         aux.inputs,
         view.show,
         untrained.show,
-        lambda inputs: dataset.own_values(inputs, normalise),
+        lambda inputs: dataset.restore_values(inputs, normalise),
         (0.0, 1.0) if dataset.scale != 1.0 else None,  # by the data's layout
     )
     return evidence, aux

@@ -20,7 +20,7 @@ from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.earlier import earlier_state
 from fedrpc.methods.runtime import Env
 from fedrpc.methods.tools import Pictures
-from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate, in_batches
+from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate, iterate_batches
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive
 from fedrpc.study.reading import Run
@@ -136,7 +136,7 @@ def _measure_agreement(given: tuple[Tensor, Tensor], problem: Problem, oracle_ep
     oracle, classes = problem.oracle(oracle_epochs, device), problem.env.num_classes
     real, made = (
         evaluate(oracle, data, num_classes=classes, device=device)
-        for data in (problem.external_test().batches(BATCH_SIZE), in_batches(*given))
+        for data in (problem.external_test().batches(BATCH_SIZE), iterate_batches(*given))
     )
     return {
         "num_given": len(given[1]),

@@ -146,7 +146,7 @@ class Run:
     @cached_property
     def releases(self) -> list[Releases]:
         """privacy.jsonl, with equal releases counted together; different parameters of a mechanism are kept apart."""
-        return _group_releases(records_file.read(self.folder / "privacy.jsonl"))
+        return _group_releases(records_file.read_records(self.folder / "privacy.jsonl"))
 
 
 def _group_releases(rows: Iterable[Mapping[str, Any]]) -> list[Releases]:
@@ -172,7 +172,7 @@ def read_run(folder: Path) -> Run:
         folder=folder,
         config=_parse(folder / "config.toml", lambda path: tomllib.loads(path.read_text(encoding="utf-8"))),
         summary=_parse(folder / "summary.json", _read_json),
-        records=_parse(folder / "records.jsonl", lambda path: list(records_file.read(path))),
+        records=_parse(folder / "records.jsonl", lambda path: list(records_file.read_records(path))),
         card=_parse(folder / "partition.json", _read_json),
     )
     asked, played = run.config.get("rounds"), run.summary.get("num_rounds")

@@ -21,7 +21,7 @@ from fedrpc.config import build
 from fedrpc.device import choose
 from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.zero_shot import Made, ZeroShotParams, inversion, require_statistics
-from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate, in_batches
+from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate, iterate_batches
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive
 from fedrpc.study.generated import Generated, MakesPictures, study_generated
@@ -106,7 +106,7 @@ def evaluate_inversion(problem: Problem, model: nn.Module, params: ZeroShotParam
     made, oracle = batch.made(), problem.oracle(oracle_epochs, device)
 
     def evaluate_both(network: nn.Module) -> tuple[Evaluation, Evaluation]:
-        real, inputs = problem.external_test().batches(BATCH_SIZE), in_batches(made.x, made.y)
+        real, inputs = problem.external_test().batches(BATCH_SIZE), iterate_batches(made.x, made.y)
         on_real, on_made = (
             evaluate(network, data, num_classes=problem.env.num_classes, device=device) for data in (real, inputs)
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import mmap
-import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from typing import BinaryIO, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from fedrpc.errors import WireError
+from fedrpc.files import open_replacement
 from fedrpc.wire.codec import Payload, check_header
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
@@ -190,13 +190,8 @@ def file_bytes(envelope: pb.Envelope, payload: Payload) -> bytes:
 
 def write_file(path: Path, envelope: pb.Envelope, payload: Payload, *, sync: bool) -> None:
     """Keeps a payload and its envelope in one file, which appears whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
+    with open_replacement(path, sync=sync) as file:
         _write(file, envelope, payload)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def read_file(path: Path) -> tuple[pb.Envelope, list[memoryview]]:

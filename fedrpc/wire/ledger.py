@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedrpc.files import write_atomically
 from fedrpc.wire.frames import field_bytes, message_bytes
 from fedrpc.wire.kinds import DIRECTIONS, Direction, Kind
 from fedrpc.wire.message import part
@@ -172,12 +173,9 @@ class LedgerFile:
         return size
 
     def _start_journal(self) -> None:
-        temporary = self._journal_path.with_name(self._journal_path.name + ".tmp")
-        self._journal = temporary.open("w")
-        self._journal.write(json.dumps({"ledger_bytes": self._size}) + "\n")
-        self._write(self._journal, self.current)
-        os.fsync(self._journal.fileno())
-        temporary.replace(self._journal_path)
+        lines = [json.dumps({"ledger_bytes": self._size}), *(to_json(key, sums) for key, sums in self.current.items())]
+        write_atomically(self._journal_path, "".join(line + "\n" for line in lines), sync=True)
+        self._journal = self._journal_path.open("a")
 
     @staticmethod
     def _write(file: Any, rows: Rows) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedrpc.aggregation.mean import WeightedMean
-from fedrpc.models import build, tensors
+from fedrpc.models import build, read_tensors
 from fedrpc.process import return_freed_memory
 from fedrpc.server.rounds import _check_finite
 from tests.bench.measures import show
@@ -32,7 +32,7 @@ def _best_ms(work: Callable[[], object]) -> float:
 def test_adding_and_checking_a_large_update() -> None:
     torch.set_num_threads(1)
     return_freed_memory()  # as a server does: every large temporary is fresh pages
-    update = tensors(build("resnet18", (3, 32, 32), 10))
+    update = read_tensors(build("resnet18", (3, 32, 32), 10))
     mean, sums = WeightedMean(), {name: tensor.double() for name, tensor in update.items()}
     mean.add(update, 1)
 

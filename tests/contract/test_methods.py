@@ -23,7 +23,7 @@ from fedrpc.methods.method import Method
 from fedrpc.methods.runtime import SETUP_ROUND
 from fedrpc.models.state import load
 from fedrpc.problem import Problem
-from fedrpc.report.words import reported_in_words
+from fedrpc.report.words import describe_reported
 from fedrpc.server.rounds import ServerRound
 from fedrpc.server.summary import model_sha256
 from fedrpc.wire import stored
@@ -146,7 +146,7 @@ def test_every_phase_is_asked_and_answered(method):
 def test_what_it_reports_can_be_written_down_and_read(method):
     told = played(method).reported()
     assert json.loads(json.dumps(told)) == told
-    assert all(len(entry["words"]) <= 20 and reported_in_words(entry) for entry in told.values())
+    assert all(len(entry["words"]) <= 20 and describe_reported(entry) for entry in told.values())
 
 
 @every_method

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrpc.methods.blocks.mixup import one_hot
-from fedrpc.models.state import load_optimizer, optimizer_tensors, tensors
+from fedrpc.models.state import load_optimizer, read_optimizer, read_tensors
 from fedrpc.wire.message import Tensors
 
 
@@ -48,4 +48,4 @@ def train_generator(
         value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         total += float(value.detach())
-    return tensors(generator), optimizer_tensors(optimizer), total / steps if steps else 0.0
+    return read_tensors(generator), read_optimizer(optimizer), total / steps if steps else 0.0

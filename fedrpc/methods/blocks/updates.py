@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedrpc.methods.method import Aggregate, ClientContext, ClientId, Phase, Reply, Round, TrainReport
 from fedrpc.methods.phases import Check, Down
-from fedrpc.models.state import tensors
+from fedrpc.models.state import read_tensors
 
 
 class HasLosses(Protocol):
@@ -42,7 +42,7 @@ async def train_cohort(
 def release_update(ctx: ClientContext[Any], model: nn.Module, report: TrainReport) -> dict[str, Any]:
     """The fields of an update, released with what its training guarantees."""
     return {
-        "weights": ctx.release("weights", tensors(model), report.covered),
+        "weights": ctx.release("weights", read_tensors(model), report.covered),
         "num_examples": ctx.release("num_examples", report.num_examples, report.described),
         "losses": ctx.release("losses", torch.tensor(report.epoch_losses, dtype=torch.float64), report.described),
     }

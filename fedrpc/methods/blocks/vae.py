@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
 from fedrpc.methods.runtime import Env
-from fedrpc.models import unwrapped
-from fedrpc.models.dpms import Decoder, Vae, latent_model
+from fedrpc.models import unwrap
+from fedrpc.models.dpms import Decoder, Vae, require_latent
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Pixels:
 
 def decoder_of(env: Env, what: str) -> Decoder:
     """A decoder for the run's network, always with the same initial weights."""
-    model = latent_model(env.model(), what)
+    model = require_latent(env.model(), what)
     made = env.build(f"{what}-decoder", lambda: Decoder(model.shape, model.latent))
     assert isinstance(made, Decoder)
     return made
@@ -85,7 +85,7 @@ class VaeLoss:
         """Of a batch; every term is a mean over its examples."""
         if not self.lam:
             return F.cross_entropy(model(x), y)
-        vae = unwrapped(model)
+        vae = unwrap(model)
         assert isinstance(vae, Vae)
         mu, logvar = vae.encode(x)
         made = reconstruction(vae.decoder(drawn(mu, logvar)), self.pixels.unit(x))

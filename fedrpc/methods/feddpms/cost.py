@@ -11,8 +11,8 @@ from fedrpc.methods.fedavg import FedAvg
 from fedrpc.methods.feddpms.latent_means import abundant, matched, scarce
 from fedrpc.methods.phases import ClientId
 from fedrpc.methods.runtime import Env
-from fedrpc.models.dpms import latent_model
-from fedrpc.models.state import payload_bytes, tensors
+from fedrpc.models.dpms import require_latent
+from fedrpc.models.state import count_payload_bytes, read_tensors
 from fedrpc.wire.kinds import Direction, Kind
 
 _LABEL = 8  # bytes of a class index
@@ -55,18 +55,18 @@ def expected_overhead(
 
 def means_bytes(env: Env) -> int:
     """One client's rows: a latent vector of 4 bytes a value, and a label."""
-    latent = latent_model(env.model(), "feddpms").latent
+    latent = require_latent(env.model(), "feddpms").latent
     return int(env.params.alpha * env.params.n * (4 * latent + _LABEL))
 
 
 def decoder_bytes(env: Env) -> int:
     """One decoder."""
-    return payload_bytes(tensors(decoder_of(env, "feddpms")))
+    return count_payload_bytes(read_tensors(decoder_of(env, "feddpms")))
 
 
 def overheads(env: Env, rounds: int) -> dict[str, dict[str, float]]:
     """Both for a run of so many rounds."""
-    params, model = env.params, latent_model(env.model(), "feddpms")
+    params, model = env.params, require_latent(env.model(), "feddpms")
     fraction = env.cohort_size / env.num_clients
     when: dict[str, Any] = {"rounds": rounds, "preliminary": params.preliminary, "fraction": fraction}
     return {
@@ -80,7 +80,7 @@ def overheads(env: Env, rounds: int) -> dict[str, dict[str, float]]:
         "expected_overhead": expected_overhead(
             means_bytes=means_bytes(env),
             decoder_bytes=decoder_bytes(env),
-            weights_bytes=payload_bytes(tensors(model)),
+            weights_bytes=count_payload_bytes(read_tensors(model)),
             **when,
         ),
     }

@@ -81,8 +81,8 @@ from fedrpc.methods.method import (
     register,
 )
 from fedrpc.methods.tools import Pictures, Reported
-from fedrpc.models.dpms import latent_model
-from fedrpc.models.state import load, tensors
+from fedrpc.models.dpms import require_latent
+from fedrpc.models.state import load, read_tensors
 from fedrpc.privacy.mechanisms import public
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.message import Tensors
@@ -104,7 +104,7 @@ class FedDpms(Method[State, FedDpmsParams]):
     def check(self, env: Env[FedDpmsParams]) -> None:
         """Refuses other networks, data without a range, and what can not be shared."""
         params, name = env.params, self.name
-        latent_model(env.model(), name)
+        require_latent(env.model(), name)
         Pixels.of(env, name)
         if params.n > env.num_classes:
             raise ConfigError(f"params.n = {params.n} classes, but the data has {env.num_classes}; lower it")
@@ -125,7 +125,7 @@ class FedDpms(Method[State, FedDpmsParams]):
 
     def init(self, env: Env[FedDpmsParams]) -> State:
         """The network's initial weights."""
-        return State(tensors(env.model()), None, {}, {}, {}, [], [])
+        return State(read_tensors(env.model()), None, {}, {}, {}, [], [])
 
     # The server half
 
@@ -145,7 +145,7 @@ class FedDpms(Method[State, FedDpmsParams]):
         """
         if state.decoder is None or not state.latents:
             return None
-        decoder, model = decoder_of(env, self.name), latent_model(env.model(), self.name)
+        decoder, model = decoder_of(env, self.name), require_latent(env.model(), self.name)
         load(decoder, state.decoder)
         load(model, state.weights)
         means = NoisyMeans(torch.cat([*state.latents.values()]), torch.cat([*state.labels.values()]))
@@ -162,15 +162,15 @@ class FedDpms(Method[State, FedDpmsParams]):
     @on(PRETRAIN)
     def pretrain(self, ctx: ClientContext[FedDpmsParams], msg: Start) -> Pretrained:
         """Trains the received network together with the client's own log-variance head and decoder."""
-        model = latent_model(ctx.model(), self.name)
+        model = require_latent(ctx.model(), self.name)
         load(model, msg.weights)
         vae = build_vae(ctx, model)
         if msg.decoder is not None:
             load(vae.decoder, msg.decoder)
         report = ctx.train(vae, VaeLoss(ctx.params.lam, Pixels.of(ctx.env, self.name)))
-        ctx.store.put("local", Local(tensors(vae.logvar), tensors(vae.decoder)))
+        ctx.store.put("local", Local(read_tensors(vae.logvar), read_tensors(vae.decoder)))
         wanted = ctx.params.sends_decoder(ctx.round)
-        return Pretrained(**release_update(ctx, model, report), decoder=tensors(vae.decoder) if wanted else None)
+        return Pretrained(**release_update(ctx, model, report), decoder=read_tensors(vae.decoder) if wanted else None)
 
     @on(SCARCE)
     def lacks(self, ctx: ClientContext[FedDpmsParams], msg: Nothing) -> Classes:
@@ -180,13 +180,13 @@ class FedDpms(Method[State, FedDpmsParams]):
     @on(FIT)
     def fit(self, ctx: ClientContext[FedDpmsParams], msg: Lesson) -> Trained:
         """Trains the received network on own and synthetic examples, as many in an epoch as there are own ones."""
-        model = latent_model(ctx.model(), self.name)
+        model = require_latent(ctx.model(), self.name)
         load(model, msg.weights)
         own, made = ctx.data.train, load_synthetic(ctx, model, msg)
         ctx.store.delete("local")
         report = ctx.train(model, cross_entropy, data=own + Examples.of(made.x, made.y) if made else own, draw=len(own))
         if ctx.params.alpha and ctx.store.get("shared", Done) is None:
-            ctx.store.put("encoder", Kept(tensors(model) if ctx.params.filters else msg.weights))
+            ctx.store.put("encoder", Kept(read_tensors(model) if ctx.params.filters else msg.weights))
         num_synthetic = len(made.y) if made else 0
         # A client without examples has trained nothing, whatever it was given.
         counted = replace(report, num_examples=len(own) + num_synthetic if len(own) else 0)
@@ -199,7 +199,7 @@ class FedDpms(Method[State, FedDpmsParams]):
         kept = ctx.store.get("encoder", Kept)
         if kept is None:
             ctx.abstain("this client has shared its means before, or has not trained in this round")
-        model = latent_model(ctx.model().eval(), self.name)
+        model = require_latent(ctx.model().eval(), self.name)
         load(model, kept.weights)
         ctx.store.delete("encoder")
         ctx.store.put("shared", Done(ctx.round))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedrpc.methods.runtime import Env
 from fedrpc.methods.tools import Reported
-from fedrpc.models.dpms import latent_model
+from fedrpc.models.dpms import require_latent
 from fedrpc.privacy.gaussian import classic_epsilon, epsilon_of
 from fedrpc.privacy.mechanisms import Gaussian, Mechanism, no_guarantee
 
@@ -100,7 +100,7 @@ def privacy_figures(
 
 def privacy_record(env: Env) -> dict[str, Any]:
     """What the records of a run have: its setting, the figures of that, and when they hold."""
-    params, latent = env.params, latent_model(env.model(), "feddpms").latent
+    params, latent = env.params, require_latent(env.model(), "feddpms").latent
     setting = {"latent": latent, "alpha": params.alpha, "n": params.n, "m": params.m, "sigma": params.sigma}
     clip = None if params.filters else params.clip_for(latent)
     rows = privacy_figures(**setting, clip=clip)

@@ -35,15 +35,15 @@ from fedrpc.methods.method import (
     Env,
     Round,
 )
-from fedrpc.models.dpms import latent_model
-from fedrpc.models.state import tensors
+from fedrpc.models.dpms import require_latent
+from fedrpc.models.state import read_tensors
 from fedrpc.wire.message import Tensors
 
 
 async def run_preliminary_round(state: State, rnd: Round[FedDpmsParams]) -> State:
     """FedAvg on the auto-encoder; the last such round also averages the decoders."""
     wanted = rnd.params.sends_decoder(rnd.index)
-    layout = _layout(tensors(decoder_of(rnd.env, NAME))) if wanted else {}
+    layout = _layout(read_tensors(decoder_of(rnd.env, NAME))) if wanted else {}
 
     def check(question: Start, answer: Pretrained) -> None:
         if (got := _layout(answer.decoder or {})) != layout:
@@ -106,7 +106,7 @@ async def _collect_means(state: State, rnd: Round[FedDpmsParams], new: Sequence[
         return state
     empty, full = Invitation(), Invitation(state.decoder)
     invited = {client: full if rnd.params.filters and client not in state.holders else empty for client in new}
-    latent = latent_model(rnd.env.model(), NAME).latent
+    latent = require_latent(rnd.env.model(), NAME).latent
 
     def check(_: Invitation, answer: Shared) -> None:
         _check_shared(answer, rnd.env, latent)

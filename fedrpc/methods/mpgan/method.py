@@ -55,7 +55,7 @@ from fedrpc.methods.mpgan.augment import Candidates, Labelled, Level, accepted, 
 from fedrpc.methods.mpgan.gan import Generation, MultiPath, adam, feedback_on, judge_loss, packed, unpack
 from fedrpc.methods.tools import Pictures, Reported
 from fedrpc.models.dcgan import Discriminator, GeneratorPath
-from fedrpc.models.state import load, load_optimizer, optimizer_tensors, tensors
+from fedrpc.models.state import load, load_optimizer, read_optimizer, read_tensors
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
@@ -231,8 +231,8 @@ class Game:
         losses = torch.cat([self.state.losses, torch.tensor(self.losses, dtype=torch.float64).reshape(-1, 2)])
         return replace(
             self.state,
-            generator=tensors(self.generator),
-            moments={} if over else optimizer_tensors(self.optimizer),
+            generator=read_tensors(self.generator),
+            moments={} if over else read_optimizer(self.optimizer),
             losses=losses,
             last_steps=dict(self.last_steps),
             sheets=dict(self.sheets),
@@ -328,7 +328,7 @@ class GanMethod(Method[State, G]):
     def init(self, env: Env[G]) -> State:
         """Both networks' initial weights."""
         none = torch.empty(0, 2, dtype=torch.float64)
-        return State(tensors(env.model()), tensors(self.generator(env)), {}, none, {}, {}, {}, {}, {})
+        return State(read_tensors(env.model()), read_tensors(self.generator(env)), {}, none, {}, {}, {}, {}, {})
 
     async def setup(self, state: State, rnd: Round[G]) -> State:
         """Trains the generator, or takes an earlier run's."""

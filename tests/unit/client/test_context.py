@@ -16,7 +16,7 @@ from fedrpc.errors import Abstained, Cancelled
 from fedrpc.methods.fedavg import FIT, FedAvg
 from fedrpc.methods.fedprox import FedProx
 from fedrpc.methods.phases import on
-from fedrpc.models.state import tensors
+from fedrpc.models.state import read_tensors
 from fedrpc.privacy.accountant import spent
 from fedrpc.privacy.mechanisms import Declared, Gaussian, public
 from fedrpc.training.losses import cross_entropy
@@ -78,12 +78,12 @@ def test_the_order_of_examples_knows_no_method_and_no_phase(store):
 
 
 def test_the_network_is_the_same_for_every_client_and_method(store):
-    one, two = (tensors(context(store, problem_of(method)).model()) for method in ("fedavg", FedProx))
+    one, two = (read_tensors(context(store, problem_of(method)).model()) for method in ("fedavg", FedProx))
     assert all(torch.equal(one[name], two[name]) for name in one)
     model = context(store).model()
     with torch.no_grad():
         next(model.parameters()).add_(1)
-    assert all(torch.equal(one[name], value) for name, value in tensors(context(store).model()).items())
+    assert all(torch.equal(one[name], value) for name, value in read_tensors(context(store).model()).items())
 
 
 def test_training_uses_the_clients_data_and_the_rounds_rate(store):
@@ -98,7 +98,7 @@ def test_training_is_the_same_again(store):
         ctx = context(store)
         model = ctx.model()
         ctx.train(model, cross_entropy)
-        return tensors(model)
+        return read_tensors(model)
 
     one, two = trained(), trained()
     assert all(torch.equal(one[name], two[name]) for name in one)

@@ -408,7 +408,7 @@ def test_a_lost_store_goes_on_with_the_servers_chain(store, own):
 
 def test_a_promise_is_synced(store, monkeypatch, where):
     synced: list[bool] = []
-    monkeypatch.setattr("fedrpc.wire.frames.os.fsync", lambda _: synced.append(True))
+    monkeypatch.setattr("os.fsync", lambda _: synced.append(True))
     store._db.set_trace_callback(lambda sql: "synchronous=FULL" in sql and where == "rows" and synced.append(True))
     commit(store, "plain", released=(release(),))
     assert not synced

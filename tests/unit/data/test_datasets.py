@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedrpc.data.datasets import DATASETS, EMBEDDED, available, load, open_folder, verify
+from fedrpc.data.datasets import DATASETS, EMBEDDED, list_available, load, open_folder, verify
 from fedrpc.data.layout import Raw
 from fedrpc.data.origins import Origin
 from fedrpc.errors import DataError, UnknownName
@@ -23,7 +23,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDRPC_DATA", raising=False)
 
 
-def test_own_folder_simply_works(images: Raw, place: Place) -> None:
+def test_a_folder_of_ones_own_works(images: Raw, place: Place) -> None:
     folder = place(images)
     data = load("own", folder.parent)
     assert (data.name, data.classes, data.num_classes, data.shape) == ("own", ("a", "b", "c"), 3, (2, 4, 5))
@@ -92,12 +92,12 @@ def test_inputs_of_images(images: Raw, place: Place) -> None:
         ("signals", "unit"),
     ],
 )
-def test_own_values_undo_the_normalisation(
+def test_restored_values_undo_the_normalisation(
     request: pytest.FixtureRequest, place: Place, kind: str, normalise: str
 ) -> None:
     data = load("own", place(request.getfixturevalue(kind)).parent)
     expected = torch.from_numpy(np.array(data.train.x, dtype=np.float32)) / data.scale
-    assert torch.allclose(data.own_values(data.inputs(data.train.x, normalise), normalise), expected, atol=1e-5)
+    assert torch.allclose(data.restore_values(data.inputs(data.train.x, normalise), normalise), expected, atol=1e-5)
 
 
 def test_inputs_are_a_copy(images: Raw, place: Place) -> None:
@@ -130,7 +130,7 @@ def test_signals_have_no_bounds(signals: Raw, place: Place) -> None:
     assert load("own", place(signals).parent).bounds() is None
 
 
-def test_inputs_refuse_what_they_cannot_mean(signals: Raw, place: Place) -> None:
+def test_inputs_refuse_wrong_shapes_and_settings(signals: Raw, place: Place) -> None:
     data = load("own", place(signals).parent)
     with pytest.raises(DataError, match=r"unknown normalise 'zscore'; expected one of standard, unit, symmetric"):
         data.inputs(data.train.x, "zscore")
@@ -145,7 +145,7 @@ def test_inputs_refuse_what_they_cannot_mean(signals: Raw, place: Place) -> None
 # what load refuses
 
 
-def test_unknown_name_says_the_nearest(images: Raw, place: Place) -> None:
+def test_an_unknown_name_suggests_the_nearest(images: Raw, place: Place) -> None:
     folder = place(images, "birds")
     with pytest.raises(UnknownName, match="Did you mean 'fmnist'"):
         load("fmnst", folder.parent)
@@ -153,7 +153,7 @@ def test_unknown_name_says_the_nearest(images: Raw, place: Place) -> None:
         load("bird", folder.parent)
 
 
-def test_known_but_absent_says_how_to_get_it_and_where_it_looked(tmp_path: Path) -> None:
+def test_a_known_but_absent_set_says_how_to_get_it_and_where_it_looked(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="fedrpc data prepare cifar10 --data-dir DIR") as caught:
         load("cifar10", tmp_path)
     assert str(tmp_path / "cifar10" / "meta.json") in str(caught.value)
@@ -186,7 +186,7 @@ BAD_META = [
 @pytest.mark.parametrize(
     ("keys", "message"), BAD_META, ids=[next(iter(k)) + str(i) for i, (k, _) in enumerate(BAD_META)]
 )
-def test_meta_that_does_not_fit(keys: dict[str, object], message: str, images: Raw, place: Place, edit: Edit) -> None:
+def test_bad_meta_is_refused(keys: dict[str, object], message: str, images: Raw, place: Place, edit: Edit) -> None:
     folder = place(images)
     edit(folder, **keys)
     with pytest.raises(DataError, match=message):
@@ -204,7 +204,7 @@ BAD_ARRAYS = [
 
 
 @pytest.mark.parametrize(("key", "values", "message"), BAD_ARRAYS)
-def test_arrays_that_do_not_fit(key: str, values: np.ndarray, message: str, images: Raw, place: Place) -> None:
+def test_bad_arrays_are_refused(key: str, values: np.ndarray, message: str, images: Raw, place: Place) -> None:
     folder = place(images)
     np.save(folder / f"{key}.npy", values, allow_pickle=True)
     with pytest.raises(DataError, match=message) as caught:
@@ -213,7 +213,7 @@ def test_arrays_that_do_not_fit(key: str, values: np.ndarray, message: str, imag
     assert "make the folder again" in str(caught.value)
 
 
-def test_files_that_cannot_be_read(images: Raw, place: Place) -> None:
+def test_unreadable_files_are_refused(images: Raw, place: Place) -> None:
     folder = place(images)
     whole_file = (folder / "x_train.npy").read_bytes()
     (folder / "x_train.npy").write_bytes(whole_file[:-9])
@@ -293,7 +293,7 @@ def test_available_lists_present_absent_and_broken(images: Raw, place: Place, ed
     edit(broken, scale=0)
     (folder.parent / ".birds.1.new").mkdir()
     (folder.parent / ".birds.1.new" / "meta.json").write_text("{}")
-    lines = {line.name: line for line in available(folder.parent)}
+    lines = {line.name: line for line in list_available(folder.parent)}
     assert {"birds", "broken", "fmnist-mini", "mnist", "urbansound8k"} <= set(lines)
     assert not any(name.startswith(".") for name in lines)
     birds = lines["birds"]
@@ -314,7 +314,7 @@ def test_a_registered_set_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(DATASETS._items, "birdsong", Origin("CC0", "birds", "a microphone", 5, make))
     with pytest.raises(DataError, match="a microphone"):
         load("birdsong", tmp_path)
-    assert "birdsong" in {line.name for line in available(tmp_path)}
+    assert "birdsong" in {line.name for line in list_available(tmp_path)}
 
 
 # the set that comes with the package
@@ -337,7 +337,7 @@ def test_fmnist_mini_keeps_its_notice() -> None:
     assert "Permission is hereby granted" in notice
 
 
-def test_fmnist_mini_is_found_beside_a_data_dir(tmp_path: Path) -> None:
+def test_fmnist_mini_is_found_with_a_data_dir_too(tmp_path: Path) -> None:
     assert load("fmnist-mini", tmp_path).digest == load("fmnist-mini").digest
 
 
@@ -352,7 +352,7 @@ def test_fmnist_mini_can_be_learnt() -> None:
 
 def test_the_first_channels_are_a_view_with_a_digest_of_its_own(images: Raw, place: Place) -> None:
     whole = load("own", place(images).parent)
-    part = whole.first_channels(1)
+    part = whole.select_channels(1)
     assert part.shape == (1, 4, 5)
     assert np.shares_memory(part.train.x, whole.train.x)
     for normalise in ("standard", "unit", "symmetric"):
@@ -361,4 +361,4 @@ def test_the_first_channels_are_a_view_with_a_digest_of_its_own(images: Raw, pla
         assert torch.equal(part.inputs(part.train.x[rows], normalise), expected)
     assert part.digest != whole.digest
     with pytest.raises(DataError, match="'own' has 2, got 3; ask for fewer"):
-        whole.first_channels(3)
+        whole.select_channels(3)

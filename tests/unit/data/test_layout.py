@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedrpc.data import layout
-from fedrpc.data.layout import Raw, array_sha256, channel_statistics, whole
+from fedrpc.data.layout import Raw, hash_array, measure_channels, replace_folder
 from fedrpc.errors import DataError
 
 
@@ -30,9 +30,9 @@ def test_meta_describes_the_arrays(images: Raw, place: Callable[..., Path]) -> N
 def test_blocks_change_no_result(monkeypatch: pytest.MonkeyPatch, images: Raw, block_bytes: int) -> None:
     monkeypatch.setattr(layout, "BLOCK_BYTES", block_bytes)
     x = images.arrays["x_train"]
-    assert array_sha256(x) == hashlib.sha256(x.tobytes()).hexdigest()
-    assert array_sha256(np.asfortranarray(x)) == hashlib.sha256(x.tobytes()).hexdigest()
-    mean, std = channel_statistics(x, 255.0)
+    assert hash_array(x) == hashlib.sha256(x.tobytes()).hexdigest()
+    assert hash_array(np.asfortranarray(x)) == hashlib.sha256(x.tobytes()).hexdigest()
+    mean, std = measure_channels(x, 255.0)
     assert np.allclose(mean, x.mean((0, 2, 3)) / 255, atol=1e-6)
     assert np.allclose(std, x.std((0, 2, 3)) / 255, atol=1e-6)
 
@@ -46,16 +46,16 @@ def test_nan_is_not_written(signals: Raw, place: Callable[..., Path]) -> None:
 
 def test_a_constant_channel_has_deviation_one() -> None:
     x = np.full((5, 1, 3), 7, np.uint8)
-    assert channel_statistics(x, 255.0) == ([round(7 / 255, 6)], [1.0])
+    assert measure_channels(x, 255.0) == ([round(7 / 255, 6)], [1.0])
 
 
-def test_whole_keeps_the_old_folder_when_writing_fails(tmp_path: Path) -> None:
+def test_the_old_folder_stays_when_writing_fails(tmp_path: Path) -> None:
     target = tmp_path / "set"
     target.mkdir()
     (target / "old").write_text("old")
 
     def fail() -> None:
-        with whole(target) as fresh:
+        with replace_folder(target) as fresh:
             (fresh / "half").write_text("half")
             raise RuntimeError
 
@@ -64,11 +64,11 @@ def test_whole_keeps_the_old_folder_when_writing_fails(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == ["set", "old"]
 
 
-def test_whole_replaces_the_old_folder(tmp_path: Path) -> None:
+def test_the_new_folder_replaces_the_old_one(tmp_path: Path) -> None:
     target = tmp_path / "set"
     target.mkdir()
     (target / "old").write_text("old")
-    with whole(target) as fresh:
+    with replace_folder(target) as fresh:
         (fresh / "new").write_text("new")
         assert (target / "old").exists()
     assert [path.name for path in tmp_path.rglob("*")] == ["set", "new"]

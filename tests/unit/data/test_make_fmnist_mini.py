@@ -14,10 +14,10 @@ from fedrpc.data.layout import Raw
 
 @pytest.mark.data("fmnist")
 def test_the_same_input_gives_the_embedded_bytes(tmp_path: Path) -> None:
-    made = make_fmnist_mini.make(Path(os.environ["FEDRPC_DATA"]), tmp_path)
+    folder = make_fmnist_mini.make(Path(os.environ["FEDRPC_DATA"]), tmp_path)
     shipped = EMBEDDED / "fmnist-mini"
-    assert sorted(p.name for p in made.iterdir()) == sorted(p.name for p in shipped.iterdir())
-    for path in made.iterdir():
+    assert sorted(p.name for p in folder.iterdir()) == sorted(p.name for p in shipped.iterdir())
+    for path in folder.iterdir():
         assert path.read_bytes() == (shipped / path.name).read_bytes(), path.name
 
 

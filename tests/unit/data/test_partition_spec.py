@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedrpc.data.partition import PARTITIONERS, Partitioner, Pool, partition
+from fedrpc.data.partition import PARTITIONERS, Partitioner, Source, make_partition
 from fedrpc.data.partition_spec import parse
 from fedrpc.errors import ConfigError, UnknownName
 
@@ -62,9 +62,9 @@ def test_parameters_are_read_by_position_name_or_flag(spec: str, values: dict[st
         ("dirichlett:1", "unknown partition 'dirichlett'.*Did you mean 'dirichlet'"),
     ],
 )
-def test_what_is_wrong_is_named(spec: str, message: str) -> None:
+def test_errors_name_the_wrong_parameter(spec: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        partition(spec, np.arange(200) % 10, 10, 0)
+        make_partition(spec, np.arange(200) % 10, 10, 0)
 
 
 def test_unknown_names_are_their_own_error() -> None:
@@ -76,19 +76,19 @@ def test_unknown_names_are_their_own_error() -> None:
 def test_every_partitioner_has_a_working_example_and_a_line_of_description(name: str) -> None:
     law = PARTITIONERS[name]
     assert len(law.about) > 20
-    made = partition(law.example, np.arange(50_000) % 10, 100, 0, group=np.arange(50_000) // 50)
-    assert len(made.indices) == 100
+    partition = make_partition(law.example, np.arange(50_000) % 10, 100, 0, group=np.arange(50_000) // 50)
+    assert len(partition.indices) == 100
 
 
-def test_a_third_party_adds_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def halves(pool: Pool, share: float = 0.5) -> list[np.ndarray]:
+def test_a_third_party_can_add_a_partitioner(monkeypatch: pytest.MonkeyPatch) -> None:
+    def halves(pool: Source, share: float = 0.5) -> list[np.ndarray]:
         """The first part to client 0."""
         cut = round(share * len(pool))
         return [np.arange(cut), np.arange(cut, len(pool))]
 
     monkeypatch.setitem(PARTITIONERS._items, "halves", Partitioner(halves, "halves:0.3"))
-    made = partition("halves:0.3", np.zeros(10), 2, 0)
-    assert [len(part) for part in made.indices] == [3, 7]
+    partition = make_partition("halves:0.3", np.zeros(10), 2, 0)
+    assert [len(part) for part in partition.indices] == [3, 7]
     monkeypatch.setitem(PARTITIONERS._items, "twice", Partitioner(lambda pool: [np.arange(3)] * 2, "twice"))
     with pytest.raises(AssertionError, match="a sample went to two clients"):
-        partition("twice", np.zeros(10), 2, 0)
+        make_partition("twice", np.zeros(10), 2, 0)

@@ -5,39 +5,39 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedrpc.data.partition import partition
+from fedrpc.data.partition import make_partition
 from fedrpc.errors import ConfigError
 
 MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 
 
-def shuffled(counts: list[int]) -> np.ndarray:
+def make_labels(counts: list[int]) -> np.ndarray:
     return np.random.default_rng(5).permutation(np.repeat(np.arange(len(counts)), counts))
 
 
 def table(spec: str, y: np.ndarray, num_clients: int, seed: int = 0, group: np.ndarray | None = None) -> np.ndarray:
     """n_kc."""
-    made = partition(spec, y, num_clients, seed, group=group)
-    return np.stack([np.bincount(y[part], minlength=int(y.max()) + 1) for part in made.indices])
+    partition = make_partition(spec, y, num_clients, seed, group=group)
+    return np.stack([np.bincount(y[part], minlength=int(y.max()) + 1) for part in partition.indices])
 
 
 # iid
 
 
 def test_iid_sizes_are_equal_and_classes_mixed() -> None:
-    counts = table("iid", shuffled([600] * 10), 7)
+    counts = table("iid", make_labels([600] * 10), 7)
     assert set(counts.sum(1)) == {857, 858}
     assert np.abs(counts - 600 / 7).max() < 45  # five standard deviations
     assert np.abs(counts - 600 / 7).max() > 3  # but not by class
 
 
 @pytest.mark.parametrize("per_class", [10, 50, 500])
-def test_iid_stratified_gives_everybody_the_same(per_class: int) -> None:
-    assert (table("iid:stratified", shuffled([per_class * 20] * 10), 20) == per_class).all()
+def test_iid_stratified_gives_every_client_the_same(per_class: int) -> None:
+    assert (table("iid:stratified", make_labels([per_class * 20] * 10), 20) == per_class).all()
 
 
 def test_iid_stratified_is_within_one_for_odd_numbers() -> None:
-    counts = table("iid:stratified", shuffled([101, 57, 3, 340]), 7)
+    counts = table("iid:stratified", make_labels([101, 57, 3, 340]), 7)
     assert (np.ptp(counts, axis=0) <= 1).all()
     assert np.ptp(counts.sum(1)) <= 1
 
@@ -47,7 +47,7 @@ def test_iid_stratified_is_within_one_for_odd_numbers() -> None:
 
 @pytest.mark.parametrize(("per_class", "size"), [(6000, 600), (5000, 500)])
 def test_shards_of_equal_classes(per_class: int, size: int) -> None:
-    counts = table("shards:2", shuffled([per_class] * 10), 100)
+    counts = table("shards:2", make_labels([per_class] * 10), 100)
     assert (counts.sum(1) == size).all()
     assert ((counts > 0).sum(1) <= 2).all()
     assert (counts.sum(0) == per_class).all()
@@ -56,13 +56,13 @@ def test_shards_of_equal_classes(per_class: int, size: int) -> None:
 
 def test_shards_follow_the_order_of_the_data_set_within_a_class() -> None:
     y = np.arange(40) % 2
-    made = partition("shards:1", y, 4, 0)
+    partition = make_partition("shards:1", y, 4, 0)
     expected = [list(range(0, 20, 2)), list(range(20, 40, 2)), list(range(1, 20, 2)), list(range(21, 40, 2))]
-    assert sorted(part.tolist() for part in made.indices) == sorted(expected)
+    assert sorted(part.tolist() for part in partition.indices) == sorted(expected)
 
 
 def test_shards_may_straddle_labels_and_strict_ones_do_not() -> None:
-    y = shuffled(MNIST_COUNTS)
+    y = make_labels(MNIST_COUNTS)
     loose, strict = table("shards:2", y, 100), table("shards:2,strict", y, 100)
     assert (loose.sum(1) == 600).all()
     assert 2 < (loose > 0).sum(1).max() <= 4
@@ -73,16 +73,16 @@ def test_shards_may_straddle_labels_and_strict_ones_do_not() -> None:
 
 
 def test_strict_shards_cut_a_tiny_class_once_and_need_a_shard_for_each() -> None:
-    assert (table("shards:1,strict", shuffled([1, 500, 499]), 10) > 0).sum(1).tolist() == [1] * 10
+    assert (table("shards:1,strict", make_labels([1, 500, 499]), 10) > 0).sum(1).tolist() == [1] * 10
     with pytest.raises(ConfigError, match="a shard or more for each class in all"):
-        partition("shards:1,strict", shuffled([50] * 10), 9, 0)
+        make_partition("shards:1,strict", make_labels([50] * 10), 9, 0)
 
 
 # multimodal
 
 
 def test_multimodal_default_is_the_documented_one() -> None:
-    counts = table("multimodal", shuffled([5000] * 10), 100)
+    counts = table("multimodal", make_labels([5000] * 10), 100)
     assert (counts.sum(1) == 312).all()
     assert counts.sum(0).tolist() == [4992] * 5 + [1248] * 5
     assert ((counts > 0).sum(1) == 2).all()
@@ -95,7 +95,7 @@ def test_multimodal_default_is_the_documented_one() -> None:
     ("modes", "ratio"), [("0-4x60+5-9x40", 1.5), ("0-1x20+2-9x80", 1.0), ("0/2/4/6x90+1/3x10", 4.5)]
 )
 def test_multimodal_ratio_is_that_of_clients_a_class(modes: str, ratio: float) -> None:
-    counts = table(f"multimodal:modes={modes}", shuffled([5000] * 10), 100)
+    counts = table(f"multimodal:modes={modes}", make_labels([5000] * 10), 100)
     first = counts[0] > 0
     in_first = counts[: int(modes.split("+")[0].split("x")[1])].sum(0) > 0
     assert first[in_first].sum() == 2
@@ -106,16 +106,16 @@ def test_multimodal_ratio_is_that_of_clients_a_class(modes: str, ratio: float) -
 
 
 def test_multimodal_of_unequal_classes_keeps_equal_clients() -> None:
-    counts = table("multimodal", shuffled(MNIST_COUNTS), 100)
+    counts = table("multimodal", make_labels(MNIST_COUNTS), 100)
     assert len(set(counts.sum(1))) == 1
     assert set(counts.ravel()) == {0, 5842 // 32}
 
 
-def test_multimodal_without_enough_says_so() -> None:
-    with pytest.raises(ConfigError, match="fewer samples than the 32 clients that shall hold it"):
-        partition("multimodal", shuffled([20] * 10), 100, 0)
-    with pytest.raises(ConfigError, match="the default takes 4 classes and 3 clients or more"):
-        partition("multimodal", shuffled([20] * 3), 10, 0)
+def test_multimodal_without_enough_samples_says_so() -> None:
+    with pytest.raises(ConfigError, match="fewer samples than the 32 clients that must hold it"):
+        make_partition("multimodal", make_labels([20] * 10), 100, 0)
+    with pytest.raises(ConfigError, match="the default needs 4 classes and 3 clients or more"):
+        make_partition("multimodal", make_labels([20] * 3), 10, 0)
 
 
 # dirichlet by label
@@ -124,14 +124,14 @@ def test_multimodal_without_enough_says_so() -> None:
 @pytest.mark.parametrize("balance", ["true", "false"])
 @pytest.mark.parametrize("num_clients", [10, 100])
 def test_dirichlet_large_alpha_is_equal_shares(num_clients: int, balance: str) -> None:
-    y = shuffled(MNIST_COUNTS)
+    y = make_labels(MNIST_COUNTS)
     counts = table(f"dirichlet:1e6,balance={balance}", y, num_clients)
     share = np.array(MNIST_COUNTS) / num_clients
     assert (np.abs(counts - share) <= np.maximum(1, 0.01 * share) + 1e-9).all()
 
 
 def test_dirichlet_small_alpha_concentrates() -> None:
-    y = shuffled([500] * 10)
+    y = make_labels([500] * 10)
     classes = []
     for alpha in (100, 1, 0.1, 0.01, 0.001):
         specs = [(f"dirichlet:{alpha},min_size=1", seed) for seed in range(10)]
@@ -156,7 +156,7 @@ def test_dirichlet_without_balance_has_the_textbook_moments() -> None:
 
 
 def test_dirichlet_balance_keeps_sizes_together() -> None:
-    y = shuffled([5000] * 10)
+    y = make_labels([5000] * 10)
     spread = {
         balance: np.mean([table(f"dirichlet:0.1,balance={balance}", y, 10, seed).sum(1).std() for seed in range(20)])
         for balance in ("true", "false")
@@ -165,16 +165,16 @@ def test_dirichlet_balance_keeps_sizes_together() -> None:
 
 
 def test_dirichlet_min_size_holds() -> None:
-    y = shuffled([600] * 10)
+    y = make_labels([600] * 10)
     for min_size in (1, 10, 100):
         assert table(f"dirichlet:0.3,min_size={min_size}", y, 10).sum(1).min() >= min_size
     assert min(table("dirichlet:0.1", y, 10, seed).sum(1).min() for seed in range(30)) >= 10
 
 
 def test_dirichlet_blocks_hold_class_balanced_slices() -> None:
-    counts = table("dirichlet:0.5,block=75,min_size=1", shuffled([3000] * 6), 150)
+    counts = table("dirichlet:0.5,block=75,min_size=1", make_labels([3000] * 6), 150)
     assert np.abs(counts[:75].sum(0) - 1500).max() <= 1
-    uneven = table("dirichlet:0.5,block=4,min_size=1", shuffled([1000] * 6), 10)
+    uneven = table("dirichlet:0.5,block=4,min_size=1", make_labels([1000] * 6), 10)
     for start, stop in ((0, 4), (4, 7), (7, 10)):
         assert np.abs(uneven[start:stop].sum(0) - 100 * (stop - start)).max() <= 1
 
@@ -187,7 +187,7 @@ def test_dirichlet_blocks_of_scarce_classes() -> None:
 
 @pytest.mark.parametrize("alpha", [100, 0.1, 0.01])
 def test_dirichlet_equal_size_is_exactly_equal(alpha: float) -> None:
-    counts = table(f"dirichlet:{alpha},equal_size", shuffled([1200] * 10), 20)
+    counts = table(f"dirichlet:{alpha},equal_size", make_labels([1200] * 10), 20)
     assert (counts.sum(1) == 600).all()
     assert ((counts > 0).sum(1).mean() < 4) == (alpha < 0.1)
 
@@ -196,7 +196,7 @@ def test_dirichlet_equal_size_is_exactly_equal(alpha: float) -> None:
 
 
 def test_dirichlet_client_shares_have_the_moments_of_the_law() -> None:
-    """The first clients of many, who find every class in stock."""
+    """The first of many clients, while every class is in stock."""
     alpha, size, p = 1.0, 100, 0.1
     y = np.repeat(np.arange(10), 500)
     shares = np.concatenate([table(f"dirichlet-client:{alpha}", y, 50, seed)[:8] for seed in range(60)]) / size
@@ -206,14 +206,14 @@ def test_dirichlet_client_shares_have_the_moments_of_the_law() -> None:
     assert shares.var() == pytest.approx(variance + drawing, rel=0.06)
 
 
-def test_dirichlet_client_follows_the_pool() -> None:
-    counts = table("dirichlet-client:1e6", shuffled([900, 90, 10]), 10)
+def test_dirichlet_client_follows_the_class_shares() -> None:
+    counts = table("dirichlet-client:1e6", make_labels([900, 90, 10]), 10)
     assert (counts.sum(1) == 100).all()
     assert np.abs(counts[:, 0] - 90).max() <= 14
 
 
 def test_dirichlet_client_small_alpha_concentrates() -> None:
-    y = shuffled([600] * 10)
+    y = make_labels([600] * 10)
     classes = [
         np.mean([(table(f"dirichlet-client:{alpha}", y, 100, seed) > 0).sum(1).mean() for seed in range(5)])
         for alpha in (1000, 10, 1, 0.1, 0.001)
@@ -227,7 +227,7 @@ def test_dirichlet_client_small_alpha_concentrates() -> None:
 
 @pytest.mark.parametrize("q", [1, 2, 3, 10])
 def test_quantity(q: int) -> None:
-    y = shuffled(MNIST_COUNTS)
+    y = make_labels(MNIST_COUNTS)
     counts = table(f"quantity:{q}", y, 25)
     assert ((counts > 0).sum(1) == q).all()
     assert counts.sum(0).tolist() == MNIST_COUNTS
@@ -240,7 +240,7 @@ def test_quantity(q: int) -> None:
 
 def test_quantity_needs_a_client_for_each_class() -> None:
     with pytest.raises(ConfigError, match="a client for each of the 10 classes, got 9; give --clients 10 or more"):
-        partition("quantity:3", shuffled([50] * 10), 9, 0)
+        make_partition("quantity:3", make_labels([50] * 10), 9, 0)
 
 
 # natural
@@ -248,19 +248,19 @@ def test_quantity_needs_a_client_for_each_class() -> None:
 
 def test_natural_gives_one_group_to_each_client() -> None:
     group = np.array([30, 10, 20, 10, 30, 30])
-    made = partition("natural", np.zeros(6), 3, 0, group=group)
-    assert [part.tolist() for part in made.indices] == [[1, 3], [2], [0, 4, 5]]
+    partition = make_partition("natural", np.zeros(6), 3, 0, group=group)
+    assert [part.tolist() for part in partition.indices] == [[1, 3], [2], [0, 4, 5]]
 
 
 def test_natural_merges_whole_groups_evenly() -> None:
     sizes = [50, 10, 10, 10, 10, 10, 40, 20, 40]
     group = np.random.default_rng(0).permutation(np.repeat(np.arange(9), sizes))
-    made = partition("natural", np.zeros(200), 4, 0, group=group)
-    held = [set(group[part]) for part in made.indices]
+    partition = make_partition("natural", np.zeros(200), 4, 0, group=group)
+    held = [set(group[part]) for part in partition.indices]
     assert sum(map(len, held)) == 9
-    assert [len(part) for part in made.indices] == [50, 50, 50, 50]
+    assert [len(part) for part in partition.indices] == [50, 50, 50, 50]
 
 
 def test_natural_cannot_divide_groups() -> None:
     with pytest.raises(ConfigError, match="clients: expected at most 3, the number of groups, got 4"):
-        partition("natural", np.zeros(9), 4, 0, group=np.arange(9) // 3)
+        make_partition("natural", np.zeros(9), 4, 0, group=np.arange(9) // 3)

@@ -27,7 +27,7 @@ def birdsong(images: Raw, monkeypatch: pytest.MonkeyPatch) -> dict[str, Raw]:
     return holder
 
 
-def test_a_third_party_set_is_made_whole(birdsong: dict[str, Raw], tmp_path: Path) -> None:
+def test_a_third_party_set_is_prepared(birdsong: dict[str, Raw], tmp_path: Path) -> None:
     steps: list[tuple[str, int, int]] = []
     folder = prepare("birdsong", tmp_path / "deep" / "out", progress=lambda *step: steps.append(step))
     data = load("birdsong", tmp_path / "deep" / "out")
@@ -37,7 +37,7 @@ def test_a_third_party_set_is_made_whole(birdsong: dict[str, Raw], tmp_path: Pat
     assert [path.name for path in (tmp_path / "deep" / "out").iterdir()] == ["birdsong"]
 
 
-def test_what_does_not_verify_leaves_the_old_folder_and_the_download(birdsong: dict[str, Raw], tmp_path: Path) -> None:
+def test_a_failed_verification_leaves_the_old_folder_and_the_download(birdsong: dict[str, Raw], tmp_path: Path) -> None:
     before = load("birdsong", prepare("birdsong", tmp_path).parent).digest
     raw = birdsong["raw"]
     birdsong["raw"] = Raw({**raw.arrays, "y_test": np.full(6, 3)}, raw.classes, raw.scale)
@@ -48,7 +48,7 @@ def test_what_does_not_verify_leaves_the_old_folder_and_the_download(birdsong: d
     assert (tmp_path / ".downloads" / "birdsong" / "archive").exists()
 
 
-def test_it_can_be_made_again(birdsong: dict[str, Raw], tmp_path: Path) -> None:
+def test_a_set_can_be_prepared_again(birdsong: dict[str, Raw], tmp_path: Path) -> None:
     prepare("birdsong", tmp_path)
     mapped = load("birdsong", tmp_path)
     first = mapped.train.x[0].copy()

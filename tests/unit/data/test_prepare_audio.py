@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedrpc.data.datasets import load
 from fedrpc.data.prepare import prepare
-from fedrpc.data.prepare_audio import BANDS, CLASSES, FRAMES, RATE, log_mel, resample
+from fedrpc.data.prepare_audio import BANDS, CLASSES, FRAMES, RATE, compute_log_mel, resample
 from fedrpc.errors import DataError
 
 
@@ -62,7 +62,7 @@ def test_the_official_layout(archive: Path, tmp_path: Path, inside: bool) -> Non
     assert np.abs(data.train.x[2, 0, :48, :30].astype(int) - data.train.x[3, 0, :48, :30])[20:40].mean() < 3
 
 
-def test_what_is_missing_is_named(archive: Path, tmp_path: Path) -> None:
+def test_errors_name_the_missing_file(archive: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"--source with the unpacked UrbanSound8K"):
         prepare("urbansound8k", tmp_path / "out")
     with pytest.raises(DataError, match=r"expected metadata/UrbanSound8K.csv"):
@@ -79,7 +79,7 @@ def test_what_is_missing_is_named(archive: Path, tmp_path: Path) -> None:
 def test_a_tone_lights_its_own_band() -> None:
     mel = lambda f: 2595 * np.log10(1 + f / 700)  # noqa: E731
     for frequency in (300.0, 1000.0, 4000.0):
-        picture = log_mel(sine(frequency), RATE)
+        picture = compute_log_mel(sine(frequency), RATE)
         assert picture.shape == (BANDS, FRAMES)
         assert picture.dtype == np.uint8
         expected = mel(frequency) / mel(RATE / 2) * (BANDS + 1) - 1
@@ -91,27 +91,29 @@ def test_a_tone_lights_its_own_band() -> None:
 def test_frames_are_centred_on_their_time() -> None:
     click = np.zeros(4 * RATE)
     click[690 * 64] = 1.0  # 690 samples from one frame to the next
-    loudest = log_mel(click, RATE).max(axis=0).astype(int)
+    loudest = compute_log_mel(click, RATE).max(axis=0).astype(int)
     assert loudest.argmax() == 64
     assert np.array_equal(loudest[44:64], loudest[84:64:-1])
 
 
 def test_loudness_does_not_matter_and_a_tenth_of_the_amplitude_is_20_db() -> None:
     wave = sine(1000.0)
-    assert np.array_equal(log_mel(wave, RATE), log_mel(wave / 8, RATE))
+    assert np.array_equal(compute_log_mel(wave, RATE), compute_log_mel(wave / 8, RATE))
     wave[len(wave) // 2 :] *= 0.1
-    picture = log_mel(wave, RATE)
+    picture = compute_log_mel(wave, RATE)
     assert picture[:, 30].max() - picture[:, 100].max() == 20
 
 
 def test_short_long_silent_and_stereo_clips() -> None:
-    short = log_mel(sine(1000.0, seconds=1.0), RATE)
+    short = compute_log_mel(sine(1000.0, seconds=1.0), RATE)
     assert short[:, 10].max() == 80
     assert not short[:, 64:].any()
-    assert np.array_equal(log_mel(sine(1000.0, seconds=9.0), RATE)[:, :126], log_mel(sine(1000.0), RATE)[:, :126])
-    assert (log_mel(np.zeros(RATE), RATE) == 80).all()
+    assert np.array_equal(
+        compute_log_mel(sine(1000.0, seconds=9.0), RATE)[:, :126], compute_log_mel(sine(1000.0), RATE)[:, :126]
+    )
+    assert (compute_log_mel(np.zeros(RATE), RATE) == 80).all()
     stereo = np.stack([sine(1000.0), sine(1000.0)], axis=1)
-    assert np.array_equal(log_mel(stereo, RATE), log_mel(stereo[:, 0], RATE))
+    assert np.array_equal(compute_log_mel(stereo, RATE), compute_log_mel(stereo[:, 0], RATE))
 
 
 @settings(max_examples=20)

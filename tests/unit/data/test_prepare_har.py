@@ -30,7 +30,7 @@ def official(tmp_path: Path) -> Path:
     return root
 
 
-def zipped(folder: Path, path: Path) -> Path:
+def zip_folder(folder: Path, path: Path) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("__MACOSX/UCI HAR Dataset/train/y_train.txt", "no")
         for file in sorted(folder.rglob("*.txt")):
@@ -38,8 +38,8 @@ def zipped(folder: Path, path: Path) -> Path:
     return path
 
 
-def nested(folder: Path, path: Path) -> Path:
-    inner = io.BytesIO(zipped(folder, path.with_name("inner.zip")).read_bytes())
+def nest_zip(folder: Path, path: Path) -> Path:
+    inner = io.BytesIO(zip_folder(folder, path.with_name("inner.zip")).read_bytes())
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("UCI HAR Dataset.names", "text")
         archive.writestr("UCI HAR Dataset.zip", inner.getvalue())
@@ -51,8 +51,8 @@ def test_the_official_layout(official: Path, tmp_path: Path, form: str) -> None:
     source = {
         "folder": lambda: official,
         "parent": lambda: official.parent,
-        "zip": lambda: zipped(official, tmp_path / "a.zip"),
-        "zip in zip": lambda: nested(official, tmp_path / "b.zip"),
+        "zip": lambda: zip_folder(official, tmp_path / "a.zip"),
+        "zip in zip": lambda: nest_zip(official, tmp_path / "b.zip"),
     }[form]()
     prepare("uci-har", tmp_path / "out", source)
     data = load("uci-har", tmp_path / "out")
@@ -70,7 +70,7 @@ def test_channels_are_total_acceleration_then_body_gyroscope() -> None:
     assert SIGNALS == ("total_acc_x", "total_acc_y", "total_acc_z", "body_gyro_x", "body_gyro_y", "body_gyro_z")
 
 
-def test_what_is_missing_is_named(official: Path, tmp_path: Path) -> None:
+def test_errors_name_the_missing_file(official: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(DataError, match=r"expected --source with the official archive"):
         prepare("uci-har", out)
@@ -83,7 +83,7 @@ def test_what_is_missing_is_named(official: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"got no 'train/y_train.txt'"):
         prepare("uci-har", out, tmp_path / "empty")
     (official / "test" / "subject_test.txt").write_text("1\n2\n")
-    with pytest.raises(DataError, match=r"subject_test.txt: expected 4 lines, as many as there are windows, got 2"):
+    with pytest.raises(DataError, match=r"subject_test.txt: expected 4 lines, one for each window, got 2"):
         prepare("uci-har", out, official)
     (official / "train" / "Inertial Signals" / "body_gyro_z_train.txt").write_text("1 2 3\n")
     with pytest.raises(DataError, match=r"body_gyro_z_train.txt: expected 128 numbers a line, got 3"):

@@ -27,13 +27,13 @@ def grey(root: Path, kind: str) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     folder = root / kind / "raw"
     folder.mkdir(parents=True)
-    made = {}
+    arrays = {}
     for stem, split, n in (("train", "train", 20), ("t10k", "test", 10)):
-        made[f"x_{split}"] = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)
-        made[f"y_{split}"] = (np.arange(n) % 10).astype(np.uint8)
-        (folder / f"{stem}-images-idx3-ubyte").write_bytes(idx(made[f"x_{split}"]))
-        (folder / f"{stem}-labels-idx1-ubyte").write_bytes(idx(made[f"y_{split}"]))
-    return made
+        arrays[f"x_{split}"] = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)
+        arrays[f"y_{split}"] = (np.arange(n) % 10).astype(np.uint8)
+        (folder / f"{stem}-images-idx3-ubyte").write_bytes(idx(arrays[f"x_{split}"]))
+        (folder / f"{stem}-labels-idx1-ubyte").write_bytes(idx(arrays[f"y_{split}"]))
+    return arrays
 
 
 def colour(root: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> dict[str, np.ndarray]:
@@ -48,48 +48,48 @@ def colour(root: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> dict[str, 
         (folder / name).write_bytes(pickle.dumps(content))
         return [name, hashlib.md5((folder / name).read_bytes()).hexdigest()]
 
-    made: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for split, names in (("train", reader.train_list), ("test", reader.test_list)):
         parts = [(rng.integers(0, 256, (4, 3072), dtype=np.uint8), rng.integers(0, 10, 4)) for _ in names]
         listed = [put(name, {"data": x, key: y.tolist()}) for (name, _), (x, y) in zip(names, parts, strict=True)]
         monkeypatch.setattr(reader, f"{split}_list", listed)
-        made[f"x_{split}"] = np.concatenate([x for x, _ in parts]).reshape(-1, 3, 32, 32)
-        made[f"y_{split}"] = np.concatenate([y for _, y in parts])
+        arrays[f"x_{split}"] = np.concatenate([x for x, _ in parts]).reshape(-1, 3, 32, 32)
+        arrays[f"y_{split}"] = np.concatenate([y for _, y in parts])
     classes = [f"class {i}" for i in range(10 if kind == "CIFAR10" else 100)]
     _, md5 = put(reader.meta["filename"], {reader.meta["key"]: classes})
     monkeypatch.setattr(reader, "meta", {**reader.meta, "md5": md5})
-    return made
+    return arrays
 
 
 @pytest.mark.parametrize(("name", "kind"), [("mnist", "MNIST"), ("fmnist", "FashionMNIST")])
 def test_grey_images_from_a_torchvision_root(tmp_path: Path, name: str, kind: str) -> None:
-    made = grey(tmp_path / "root", kind)
+    arrays = grey(tmp_path / "root", kind)
     prepare(name, tmp_path / "out", tmp_path / "root")
     data = load(name, tmp_path / "out")
     assert (data.shape, data.scale, data.num_classes) == ((1, 28, 28), 255.0, 10)
     assert data.classes[9] == ("9" if name == "mnist" else "Ankle boot")
     for half, split in ((data.train, "train"), (data.test, "test")):
-        assert np.array_equal(half.x[:, 0], made[f"x_{split}"])
-        assert np.array_equal(half.y, made[f"y_{split}"])
+        assert np.array_equal(half.x[:, 0], arrays[f"x_{split}"])
+        assert np.array_equal(half.y, arrays[f"y_{split}"])
 
 
 @pytest.mark.parametrize(("name", "kind"), [("cifar10", "CIFAR10"), ("cifar100", "CIFAR100")])
 def test_colour_images_from_a_torchvision_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
 ) -> None:
-    made = colour(tmp_path / "root", monkeypatch, kind)
+    arrays = colour(tmp_path / "root", monkeypatch, kind)
     prepare(name, tmp_path / "out", tmp_path / "root")
     data = load(name, tmp_path / "out")
     assert (data.shape, data.classes[3]) == ((3, 32, 32), "class 3")
-    assert np.array_equal(data.train.x, made["x_train"])
-    assert np.array_equal(data.test.x, made["x_test"])
-    assert np.array_equal(data.train.y, made["y_train"])
+    assert np.array_equal(data.train.x, arrays["x_train"])
+    assert np.array_equal(data.test.x, arrays["x_test"])
+    assert np.array_equal(data.train.y, arrays["y_train"])
 
 
 def test_archives_with_the_right_checksum_are_unpacked_without_touching_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = grey(tmp_path / "root", "MNIST")
+    arrays = grey(tmp_path / "root", "MNIST")
     raw = tmp_path / "root" / "MNIST" / "raw"
     resources = []
     for path in sorted(raw.iterdir()):
@@ -98,13 +98,13 @@ def test_archives_with_the_right_checksum_are_unpacked_without_touching_them(
         path.unlink()
     monkeypatch.setattr(torchvision.datasets.MNIST, "resources", resources)
     prepare("mnist", tmp_path / "out", tmp_path / "root")
-    assert np.array_equal(load("mnist", tmp_path / "out").test.x[:, 0], made["x_test"])
+    assert np.array_equal(load("mnist", tmp_path / "out").test.x[:, 0], arrays["x_test"])
     assert sorted(path.name for path in raw.iterdir()) == sorted(name for name, _ in resources)
     assert not (tmp_path / "out" / ".downloads" / "mnist").exists()
 
 
 def test_a_cifar_archive_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = colour(tmp_path / "root", monkeypatch, "CIFAR10")
+    arrays = colour(tmp_path / "root", monkeypatch, "CIFAR10")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         archive.add(tmp_path / "root" / "cifar-10-batches-py", "cifar-10-batches-py")
@@ -112,10 +112,10 @@ def test_a_cifar_archive_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "source" / "cifar-10-python.tar.gz").write_bytes(packed.getvalue())
     monkeypatch.setattr(torchvision.datasets.CIFAR10, "tgz_md5", hashlib.md5(packed.getvalue()).hexdigest())
     prepare("cifar10", tmp_path / "out", tmp_path / "source")
-    assert np.array_equal(load("cifar10", tmp_path / "out").train.x, made["x_train"])
+    assert np.array_equal(load("cifar10", tmp_path / "out").train.x, arrays["x_train"])
 
 
-def test_a_source_without_the_files_says_what_it_wants(tmp_path: Path) -> None:
+def test_a_source_without_the_files_names_the_expected_ones(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     with pytest.raises(DataError, match=r"FashionMNIST/raw/train-images-idx3-ubyte, or .*original checksums"):
         prepare("fmnist", tmp_path / "out", tmp_path / "root")

@@ -145,7 +145,7 @@ def test_adpcm(tmp_path: Path, coding: str, channels: int) -> None:
         (b"RIFF\0\0\0\0WAVE", "fmt"),
     ],
 )
-def test_what_is_no_wave_says_so(tmp_path: Path, data: bytes, message: str) -> None:
+def test_other_files_than_wav_are_refused(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "a.wav").write_bytes(data)
     with pytest.raises(DataError, match=message) as caught:
         read_wav(tmp_path / "a.wav")

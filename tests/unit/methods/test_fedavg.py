@@ -12,7 +12,7 @@ from torch import nn
 from fedrpc.errors import QuorumError
 from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
 from fedrpc.methods.phases import Reply
-from fedrpc.models.state import tensors
+from fedrpc.models.state import read_tensors
 from fedrpc.server.summary import shapes_of
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.codec import tensor_bytes
@@ -45,7 +45,7 @@ def model(seed: int) -> Tensors:
     torch.manual_seed(seed)
     network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     network[1].num_batches_tracked += seed
-    return tensors(network)
+    return read_tensors(network)
 
 
 # (a) to (e) of the card
@@ -68,10 +68,10 @@ def test_c_a_full_batch_step_is_a_central_step_on_the_pooled_data(partition):
     assert len({len(y) for _, y in parts}) > 1 or partition == "iid"
     cross_entropy(central, torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])).backward()
     torch.optim.SGD(central.parameters(), lr=0.5).step()
-    for name, wanted in tensors(central).items():
+    for name, wanted in read_tensors(central).items():
         scale = float(wanted.abs().max())
         assert torch.allclose(got[name], wanted, rtol=1e-6, atol=scale * 1e-6), name
-    moved = max(float((got[name] - start).abs().max()) for name, start in tensors(problem.network()).items())
+    moved = max(float((got[name] - start).abs().max()) for name, start in read_tensors(problem.network()).items())
     assert moved > 1e-3, "a step was made"
 
 
@@ -84,7 +84,7 @@ def test_c_only_the_sampled_clients_count():
     parts = [problem.client_data(client).train.all() for client in cohort]
     cross_entropy(central, torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])).backward()
     torch.optim.SGD(central.parameters(), lr=0.5).step()
-    for name, wanted in tensors(central).items():
+    for name, wanted in read_tensors(central).items():
         assert torch.allclose(played.weights[name], wanted, rtol=1e-6, atol=float(wanted.abs().max()) * 1e-6), name
 
 
@@ -156,7 +156,7 @@ def test_a_missing_client_is_left_out_of_the_mean():
     parts = [problem.client_data(client).train.all() for client in (0, 1, 3)]
     cross_entropy(central, torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])).backward()
     torch.optim.SGD(central.parameters(), lr=0.5).step()
-    for name, wanted in tensors(central).items():
+    for name, wanted in read_tensors(central).items():
         assert torch.allclose(got[name], wanted, rtol=1e-6, atol=float(wanted.abs().max()) * 1e-6), name
 
 
@@ -172,7 +172,7 @@ def test_there_is_no_set_up_and_no_end():
 
 def test_the_cost_is_the_cards():
     problem = problem_of("fedavg", train={"epochs": 3})
-    weights = tensors(problem.network())
+    weights = read_tensors(problem.network())
     cost = FedAvg().cost(shapes_of(problem, weights, [[0, 1], [3]]))
     theta = sum(t.numel() for t in weights.values() if t.is_floating_point())
     counters = sum(not t.is_floating_point() for t in weights.values())
@@ -215,4 +215,4 @@ def model_of(problem, seed: int) -> Tensors:
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_()
-    return tensors(network)
+    return read_tensors(network)

@@ -19,7 +19,7 @@ from fedrpc.methods.blocks.pool import POOL, Nothing
 from fedrpc.methods.fedbr import Debiasing, FedBR, Kept, Pseudo, contrast, projector_for
 from fedrpc.methods.runtime import ClientContext
 from fedrpc.models.base import Model
-from fedrpc.models.state import tensors
+from fedrpc.models.state import read_tensors
 from tests.fakes import InMemoryFederation, mlp, problem_of, run_in_memory, tiny
 
 SMALL = {"mean_size": 3, "num_items": 6}
@@ -78,33 +78,33 @@ def test_contrast_by_hand() -> None:
 
 def test_the_max_step_changes_the_projector_alone_and_raises_the_contrast() -> None:
     loss, model, projector = debiasing()
-    before, kept = tensors(model), tensors(projector)
+    before, kept = read_tensors(model), read_tensors(projector)
     features = [torch.randn(6, 6, generator=torch.Generator().manual_seed(s)) for s in range(3)]
     low = loss.contrast(*features).item()
     loss.sharpen(*features)
-    assert same(before, tensors(model))
+    assert same(before, read_tensors(model))
     assert all(p.grad is None for p in model.parameters())
-    assert not same(kept, tensors(projector))
+    assert not same(kept, read_tensors(projector))
     assert loss.contrast(*features).item() > low
 
 
 def test_the_min_step_leaves_the_projector_and_the_received_model() -> None:
     loss, model, projector = debiasing()
     value = loss(model, *batch())
-    kept, received = tensors(projector), tensors(loss._received)
+    kept, received = read_tensors(projector), read_tensors(loss._received)
     value.backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
-    assert same(kept, tensors(projector))
-    assert same(received, tensors(loss._received))
+    assert same(kept, read_tensors(projector))
+    assert same(received, read_tensors(loss._received))
     assert not loss._received.training
     assert all(p.grad is not None for p in model.parameters())
 
 
 def test_without_the_contrast_the_projector_rests() -> None:
     loss, model, projector = debiasing(mu=0.0)
-    kept = tensors(projector)
+    kept = read_tensors(projector)
     loss(model, *batch()).backward()
-    assert same(kept, tensors(projector))
+    assert same(kept, read_tensors(projector))
 
 
 def test_mixture_averages_once_more_and_the_pool_stays() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedrpc.errors import ConfigError
 from fedrpc.methods.fedgen import Counted, FedGen, Generator, Guide, Source, State, Teachers
 from fedrpc.methods.runtime import ClientContext
-from fedrpc.models.state import payload_bytes
+from fedrpc.models.state import count_payload_bytes
 from fedrpc.wire import stored
 from tests.fakes import mlp, problem_of, run_in_memory
 
@@ -118,7 +118,7 @@ def test_the_generator_learns_and_knows_what_it_was_taught() -> None:
 def test_bytes_are_the_formula() -> None:
     played = run_in_memory(problem_of("fedgen", fraction=0.5, params=FAST), rounds=3)
     assert played.measured() == played.predicted()
-    asked, model, generator = 3 * 2, payload_bytes(played.weights), payload_bytes(played.state.generator)
+    asked, model, generator = 3 * 2, count_payload_bytes(played.weights), count_payload_bytes(played.state.generator)
     # Two layers, BatchNorm with its statistics and counter, and a byte for each label that says whether it was taught.
     assert generator == 4 * ((32 + 10) * 256 + 256 + 4 * 256 + 256 * 8 + 8) + 8 + 10
     assert played.measured()["down"]["weights"] == asked * (model + generator)

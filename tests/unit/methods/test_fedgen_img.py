@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
 from fedrpc.methods.fedgen_img import Critic, FedGenImg, Generator, Source, State
-from fedrpc.models.state import payload_bytes, tensors
+from fedrpc.models.state import count_payload_bytes, read_tensors
 from fedrpc.wire import stored
 from tests.fakes import mlp, problem_of, run_in_memory
 
@@ -52,7 +52,7 @@ def test_the_published_start_is_the_default() -> None:
 def test_bytes_are_the_formula() -> None:
     played = run_in_memory(problem_of("fedgen-img", fraction=0.5, params=SOON), rounds=3)
     assert played.measured() == played.predicted()
-    model, generator = payload_bytes(played.weights), payload_bytes(played.state.generator)
+    model, generator = count_payload_bytes(played.weights), count_payload_bytes(played.state.generator)
     convolutions = (64 + 10) * 128 * 16 + (128 * 64 + 64 * 32 + 32) * 16
     assert generator == 4 * (convolutions + 4 * (128 + 64 + 32 + 1)) + 4 * 8
     assert played.measured()["down"]["weights"] == 3 * 2 * model + 2 * 2 * generator
@@ -66,14 +66,14 @@ def critic() -> tuple[Critic, nn.Module]:
 
 def test_the_critic_is_frozen_while_the_generator_learns() -> None:
     judge, model = critic()
-    before = tensors(model)
+    before = read_tensors(model)
     x = torch.randn(5, 1, 8, 8, requires_grad=True)
     logits, apart = judge(x)
     (logits.sum() + apart).backward()
     assert x.grad is not None
     assert x.grad.any()
     assert all(p.grad is None for p in model.parameters())
-    assert all(torch.equal(before[name], value) for name, value in tensors(model).items())
+    assert all(torch.equal(before[name], value) for name, value in read_tensors(model).items())
 
 
 def test_the_critics_distance_is_none_where_statistics_agree() -> None:

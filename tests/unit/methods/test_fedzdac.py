@@ -18,7 +18,7 @@ from fedrpc.methods.fedzdas import FedZdas
 from fedrpc.methods.phases import on
 from fedrpc.methods.qffl import QFfl
 from fedrpc.methods.runtime import ClientContext, Round
-from fedrpc.models.state import payload_bytes, tensors
+from fedrpc.models.state import count_payload_bytes, read_tensors
 from fedrpc.problem import Problem
 from fedrpc.wire.message import Tensors
 from tests.fakes import Played, mlp, problem_of, run_in_memory
@@ -67,7 +67,7 @@ def test_bytes_are_fedavgs_exactly(method):
         run_in_memory(problem_of(m, fraction=0.5, params=p), 3) for m, p in ((method, SOON), ("fedavg", {}))
     )
     assert ours.measured() == ours.predicted() == fedavg.measured()
-    assert ours.measured()["up"]["weights"] == 3 * 2 * payload_bytes(ours.weights)
+    assert ours.measured()["up"]["weights"] == 3 * 2 * count_payload_bytes(ours.weights)
 
 
 def test_clients_train_on_their_own_data_and_on_what_they_made():
@@ -94,7 +94,7 @@ def test_every_client_makes_its_own_of_the_received_model(monkeypatch):
 
     def watched(model: nn.Module, *rest: Any) -> Inversion:
         batch = inverted(model, *rest)
-        made.append((tensors(model), batch.made().x))
+        made.append((read_tensors(model), batch.made().x))
         return batch
 
     monkeypatch.setattr(fedzdac, "inversion", watched)

@@ -16,7 +16,7 @@ from fedrpc.methods.fedavg import FIT, Global, Update
 from fedrpc.methods.fedzdas import FedZdas
 from fedrpc.methods.phases import on
 from fedrpc.methods.runtime import ClientContext
-from fedrpc.models.state import load, tensors
+from fedrpc.models.state import load, read_tensors
 from fedrpc.seeds import derive
 from fedrpc.training.loop import train
 from fedrpc.training.losses import cross_entropy
@@ -57,7 +57,7 @@ def test_a_round_is_the_papers_algorithm_3():
     config = TrainConfig(lr=0.1, epochs=2, batch_size=7)
     data, order = Examples.of(torch.cat(xs), torch.cat(ys)), derive(7, "order", "server", 0, 0)
     report = train(model, cross_entropy, data, config, lr=0.1, order=order, device=CPU)
-    assert same(played.weights, tensors(model))
+    assert same(played.weights, read_tensors(model))
     [record] = played.records
     assert record["num_made"] == len(data) == 80
     assert record["server_loss"] == report.loss

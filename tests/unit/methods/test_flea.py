@@ -23,9 +23,9 @@ from fedrpc.methods.fedavg import Global, Update
 from fedrpc.methods.flea import EXTRACT, FIT, Chosen, Features, Flea, Measured, Objective, Shared, Start, divergence
 from fedrpc.methods.phases import on
 from fedrpc.methods.runtime import ClientContext
-from fedrpc.metrics.exposure import exposure_matrix, movements
+from fedrpc.metrics.exposure import exposure_matrix, list_movements
 from fedrpc.metrics.features import dcor2
-from fedrpc.models import Model, load, split, tensors
+from fedrpc.models import Model, cut, load, read_tensors
 from fedrpc.seeds import derive
 from fedrpc.wire import stored
 from tests.fakes import InMemoryFederation, Played, mlp, problem_of, run_in_memory, tiny
@@ -153,7 +153,7 @@ class TestObjective:
         loss = objective(given=given, weight=0.0, lambda1=0, lambda2=0)(model, x, y)
         loss.backward()
         theirs, labels = drawn(given, 6)
-        assert loss.item() == pytest.approx(F.cross_entropy(split(model, 0)[1](theirs), labels).item(), rel=1e-6)
+        assert loss.item() == pytest.approx(F.cross_entropy(cut(model, 0)[1](theirs), labels).item(), rel=1e-6)
         assert not any(p.grad.any() for p in model.stages[0].parameters() if p.grad is not None)
 
     def test_divergence_is_local_against_global(self) -> None:
@@ -176,7 +176,7 @@ class TestObjective:
     def test_three_terms(self, size: int | None) -> None:
         model, received, (x, y) = seeded(plain, 0), seeded(plain, 1), batch(6)
         given = buffer(size) if size else None
-        head, tail = split(model, 0)
+        head, tail = cut(model, 0)
         own = head(x)
         mixed, wanted = own, one_hot(y, CLASSES)
         if given is not None:
@@ -184,7 +184,7 @@ class TestObjective:
             weight = torch.from_numpy(derive(0, "mixup").beta(2, 2, 6))
             assert len(weight.unique()) == 6  # each pair has its own
             mixed, wanted = (mix(a, b, weight) for a, b in ((own, theirs), (wanted, one_hot(labels, CLASSES))))
-        p, g = tail(mixed).softmax(1), split(received, 0)[1](mixed).softmax(1)
+        p, g = tail(mixed).softmax(1), cut(received, 0)[1](mixed).softmax(1)
         clf = -(wanted * p.log()).sum(1).mean()
         dis = (p * (p / g).log()).sum(1).mean()
         expected = clf + 1.5 * dis + 2.5 * dcor2(x, own)
@@ -202,13 +202,13 @@ class TestObjective:
 
     def test_each_layer_sees_a_batch_once_and_the_received_network_stays(self) -> None:
         model, received = seeded(normalised, 0), seeded(normalised, 0)
-        before = tensors(received)
+        before = read_tensors(received)
         loss = objective(received, buffer(3))
         model.train()
         for seed in range(4):
             loss(model, *batch(6, seed)).backward()
-        assert all(torch.equal(before[name], value) for name, value in tensors(received).items())
-        counters = [value.item() for name, value in tensors(model).items() if name.endswith("num_batches_tracked")]
+        assert all(torch.equal(before[name], value) for name, value in read_tensors(received).items())
+        counters = [value.item() for name, value in read_tensors(model).items() if name.endswith("num_batches_tracked")]
         assert counters == [4, 4]
         assert all(p.grad is None for p in received.parameters())
 
@@ -236,7 +236,7 @@ class TestRounds:
                 assert len(set(positions)) == len(positions)  # without replacement
                 x, y = data.batch(positions)
                 with torch.no_grad():
-                    activations = split(model, 0)[0](x)
+                    activations = cut(model, 0)[0](x)
                 count = len(data) // 5
                 expected |= rows_of(Features(activations[:count], y[:count]))
             assert rows_of(state.buffer) == expected
@@ -295,7 +295,7 @@ class TestRounds:
         expected = np.zeros((6, 6), dtype=bool)
         for sources, targets in zip(played.cohorts, played.cohorts[1:], strict=False):
             expected[np.ix_(sources, targets)] = True
-        assert (exposure_matrix(movements(rows, {"activations"}), 6) == expected).all()
+        assert (exposure_matrix(list_movements(rows, {"activations"}), 6) == expected).all()
 
 
 class TestBytes:

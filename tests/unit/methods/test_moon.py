@@ -17,7 +17,7 @@ from fedrpc.client.store import Transaction
 from fedrpc.errors import ConfigError
 from fedrpc.methods.moon import PREVIOUS, Moon, Previous, contrast, with_projection
 from fedrpc.models.base import Model
-from fedrpc.models.state import tensors
+from fedrpc.models.state import read_tensors
 from tests.fakes import InMemoryFederation, mlp, problem_of, run_in_memory, tiny
 
 
@@ -73,7 +73,7 @@ def test_the_head_stands_between_features_and_output():
 
 
 def test_what_fedavg_has_too_starts_the_same():
-    plain, own = (tensors(problem_of(name).network()) for name in ("fedavg", "moon"))
+    plain, own = (read_tensors(problem_of(name).network()) for name in ("fedavg", "moon"))
     shared = [name for name in plain if name.startswith("stages.")]
     assert shared
     assert all(torch.equal(plain[name], own[name]) for name in shared)
@@ -125,7 +125,7 @@ def loss_of(moon_weight: float = 5.0) -> tuple[Any, list[nn.Module]]:
             @staticmethod
             def get(key: str, cls: type) -> Previous:
                 torch.manual_seed(5)
-                return cls(tensors(headed()))
+                return cls(read_tensors(headed()))
 
         @staticmethod
         def model() -> nn.Module:
@@ -134,7 +134,7 @@ def loss_of(moon_weight: float = 5.0) -> tuple[Any, list[nn.Module]]:
             return models[-1]
 
     class Question:
-        weights = tensors(headed())
+        weights = read_tensors(headed())
 
     return Moon().build_loss(Context, Question), models  # type: ignore[arg-type]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.metrics.evaluate import Evaluation, evaluate, in_batches
-from fedrpc.models import build, tensors
+from fedrpc.metrics.evaluate import Evaluation, evaluate, iterate_batches
+from fedrpc.models import build, read_tensors
 
 
 class Fixed(nn.Module):
@@ -54,14 +54,14 @@ def test_evaluation_leaves_no_trace():
     model = build("zda-mnist", (1, 12, 12), 10).train()
     model.stages[0].eval()
     modes = [part.training for part in model.modules()]
-    before = tensors(model)
+    before = read_tensors(model)
     evaluate(model, [(torch.randn(5, 1, 12, 12), torch.arange(5))], num_classes=10)
     assert [part.training for part in model.modules()] == modes
-    assert all(torch.equal(value, before[name]) for name, value in tensors(model).items())
+    assert all(torch.equal(value, before[name]) for name, value in read_tensors(model).items())
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_modes_come_back_after_a_failure():
+def test_modes_are_restored_after_a_failure():
     model = build("zda-mnist", (1, 12, 12), 10).train()
     with pytest.raises(RuntimeError):
         evaluate(model, [(torch.randn(5, 9), torch.arange(5))], num_classes=10)
@@ -80,19 +80,19 @@ def test_the_module_sees_evaluation_mode_without_gradients():
 
 def test_batches_are_full_and_the_rest():
     x, y = torch.arange(600), torch.arange(600)
-    sizes = [len(part) for part, _ in in_batches(x, y)]
+    sizes = [len(part) for part, _ in iterate_batches(x, y)]
     assert sizes == [128, 128, 128, 128, 88]
-    assert torch.equal(torch.cat([part for part, _ in in_batches(x, y, 7)]), x)
+    assert torch.equal(torch.cat([part for part, _ in iterate_batches(x, y, 7)]), x)
     with pytest.raises(ConfigError, match="600 inputs but 599 labels"):
-        list(in_batches(x, y[1:]))
+        list(iterate_batches(x, y[1:]))
 
 
-def test_the_split_into_batches_does_not_matter():
+def test_the_division_into_batches_does_not_matter():
     torch.manual_seed(0)
     model = build("zda-mnist", (1, 12, 12), 10)
     x, y = torch.randn(50, 1, 12, 12), torch.randint(10, (50,))
-    whole = evaluate(model, in_batches(x, y, 50), num_classes=10)
-    parts = evaluate(model, in_batches(x, y, 7), num_classes=10)
+    whole = evaluate(model, iterate_batches(x, y, 50), num_classes=10)
+    parts = evaluate(model, iterate_batches(x, y, 7), num_classes=10)
     assert whole.per_class_correct == parts.per_class_correct
     assert whole.loss_sum == pytest.approx(parts.loss_sum, rel=1e-6)
 
@@ -108,11 +108,11 @@ def test_wrong_logits_and_labels_are_refused():
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12), st.integers(0, 12))
 def test_parts_add_up_to_the_whole(pairs, cut):
-    def judged(some: list[tuple[int, int]]) -> Evaluation:
+    def evaluate_pairs(some: list[tuple[int, int]]) -> Evaluation:
         batches = [(one_hot(*(p for p, _ in some)), torch.tensor([y for _, y in some]))] if some else []
         return evaluate(Fixed(), batches, num_classes=3)
 
-    whole, parts = judged(pairs), judged(pairs[:cut]) + judged(pairs[cut:])
+    whole, parts = evaluate_pairs(pairs), evaluate_pairs(pairs[:cut]) + evaluate_pairs(pairs[cut:])
     assert parts.per_class_correct == whole.per_class_correct
     assert parts.per_class_total == whole.per_class_total
     assert (parts.num_examples, parts.num_correct) == (whole.num_examples, whole.num_correct)

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from fedrpc.metrics.exposure import Movement, expected_exposure, exposure_curve, exposure_matrix, movements
+from fedrpc.metrics.exposure import Movement, expected_exposure, exposure_curve, exposure_matrix, list_movements
 from fedrpc.seeds import derive
 
 
@@ -50,7 +50,7 @@ def test_a_shared_pool_exposes_everyone():
     assert exposure_curve(log, 7, lag=0) == [(0, 1.0)]
 
 
-def test_an_upload_that_nobody_downloads_exposes_nobody():
+def test_an_upload_that_is_never_downloaded_exposes_no_client():
     assert exposure_curve([Movement(0, 0, "up")], 4) == []
 
 
@@ -98,7 +98,7 @@ def test_movements_are_read_from_the_ledger():
         base | {"aborted": True},
         base | {"client": 6},
     ]
-    assert movements(rows, {"activations"}) == [Movement(3, 5, "down"), Movement(3, 6, "down")]
+    assert list_movements(rows, {"activations"}) == [Movement(3, 5, "down"), Movement(3, 6, "down")]
 
 
 def test_an_unknown_direction_is_refused():

@@ -57,7 +57,7 @@ def test_davies_bouldin_equals_its_definition_and_scikit_learns(seed):
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
-def test_davies_bouldin_is_free_of_scale_and_place(scale):
+def test_davies_bouldin_does_not_depend_on_scale_or_offset(scale):
     features, labels = normal(20, 3), torch.arange(20) % 2
     assert davies_bouldin(scale * features.double(), labels) == pytest.approx(davies_bouldin(features, labels))
     assert davies_bouldin(features.double() + 100, labels) == pytest.approx(davies_bouldin(features, labels))
@@ -76,7 +76,7 @@ def test_davies_bouldin_of_single_points_is_perfect():
     assert davies_bouldin(normal(3, 2), torch.arange(3)) == 0
 
 
-def test_davies_bouldin_refuses_nonsense():
+def test_davies_bouldin_refuses_wrong_inputs():
     with pytest.raises(ValueError, match="finite"):
         davies_bouldin(torch.tensor([[math.nan], [1.0]]), torch.arange(2))
     with pytest.raises(ValueError, match="4 features but 3 labels"):
@@ -97,7 +97,7 @@ def test_dcor2_is_symmetric_and_in_range(seed):
     assert float(dcor2(x, x)) == pytest.approx(1, abs=1e-6)
 
 
-def test_similarity_maps_keep_everything():
+def test_similarity_transforms_have_correlation_one():
     x = normal(32, 6).double()
     rotation, _ = torch.linalg.qr(normal(6, 6, seed=1).double())
     assert float(dcor2(x, 3.5 * x @ rotation + 7)) == pytest.approx(1, abs=1e-12)
@@ -136,7 +136,7 @@ def test_the_null_value_follows_its_generator():
 
 
 @pytest.mark.parametrize("f", [torch.full((1, 3), 0.1), torch.full((5, 3), 0.1)])
-def test_nothing_to_correlate_gives_zero_with_a_zero_gradient(f):
+def test_constant_features_give_zero_with_a_zero_gradient(f):
     f = f.requires_grad_()
     value = dcor2(normal(len(f), 4), f)
     value.backward()
@@ -145,7 +145,7 @@ def test_nothing_to_correlate_gives_zero_with_a_zero_gradient(f):
     assert not f.grad.any()
 
 
-def test_inputs_that_are_all_alike_give_zero_with_a_zero_gradient():
+def test_equal_inputs_give_zero_with_a_zero_gradient():
     f = normal(5, 3).requires_grad_()
     value = dcor2(torch.full((5, 4), 0.1), f)
     value.backward()
@@ -170,7 +170,7 @@ def test_gradients_are_right():
     assert torch.autograd.gradcheck(lambda v: dcor2(x, v), (f,))
 
 
-def test_descending_it_hides_the_input():
+def test_minimizing_it_hides_the_input():
     x = normal(32, 4)
     f = (x + 0.1 * normal(32, 4, seed=3)).requires_grad_()
     start = distance_correlation(x, f).dcor2

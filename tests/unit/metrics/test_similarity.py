@@ -47,17 +47,17 @@ def test_it_equals_scikit_image() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 32, 32), (2, 3, 128), (2, 1, 5, 4), (2, 1, 1)])
-def test_equal_ones_are_1(shape: tuple[int, ...]) -> None:
+def test_equal_samples_give_1(shape: tuple[int, ...]) -> None:
     x = images(*shape)
     assert ssim(x, x, 1.0).tolist() == pytest.approx([1.0, 1.0])
 
 
-def test_constants_differ_by_light_alone() -> None:
+def test_constants_differ_only_in_luminance() -> None:
     a, b = torch.full((1, 1, 20, 20), 0.2), torch.full((1, 1, 20, 20), 0.6)
     assert float(ssim(a, b, 1.0)) == pytest.approx((2 * 0.12 + 1e-4) / (0.04 + 0.36 + 1e-4), rel=1e-6)
 
 
-def test_it_is_symmetric_falls_with_noise_and_turns_negative_for_a_negative() -> None:
+def test_it_is_symmetric_falls_with_noise_and_is_negative_for_an_inverted_image() -> None:
     x = images(4, 1, 24, 24)
     noise = images(4, 1, 24, 24, seed=3) - 0.5
     near, far = x + 0.1 * noise, x + 0.6 * noise
@@ -66,19 +66,19 @@ def test_it_is_symmetric_falls_with_noise_and_turns_negative_for_a_negative() ->
     assert bool((ssim(x, 1 - x, 1.0) < 0).all())
 
 
-def test_unrelated_signals_have_next_to_nothing_in_common() -> None:
+def test_unrelated_signals_give_almost_0() -> None:
     a = torch.randn(20, 1, 256, generator=torch.Generator().manual_seed(0))
     b = torch.randn(20, 1, 256, generator=torch.Generator().manual_seed(1))
     assert abs(float(ssim(a, b, 6.0).mean())) < 0.15
 
 
-def test_its_scale_is_the_range() -> None:
+def test_it_depends_on_the_data_range() -> None:
     a, b = images(2, 1, 16, 16), images(2, 1, 16, 16, seed=1)
     assert torch.allclose(ssim(a, b, 1.0), ssim(255 * a, 255 * b, 255.0))
     assert not math.isclose(float(ssim(a, b, 1.0)[0]), float(ssim(a, b, 100.0)[0]))
 
 
-def test_what_it_does_not_take() -> None:
+def test_wrong_inputs_are_refused() -> None:
     with pytest.raises(ValueError, match=r"pairs of signals or images, got \(1, 5\) and \(1, 5\)"):
         ssim(torch.zeros(1, 5), torch.zeros(1, 5), 1.0)
     with pytest.raises(ValueError, match="pairs of signals or images"):

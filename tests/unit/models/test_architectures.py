@@ -11,7 +11,17 @@ import torch
 from torch import nn
 
 from fedrpc.errors import ConfigError, UnknownName
-from fedrpc.models import MODELS, Model, build, default_for, payload_bytes, split, staged, tensors, unwrapped
+from fedrpc.models import (
+    MODELS,
+    Model,
+    build,
+    choose_default,
+    count_payload_bytes,
+    cut,
+    read_tensors,
+    require_stages,
+    unwrap,
+)
 
 # name, shape, classes, options, parameters, floats in BatchNorm's running statistics, BatchNorm layers
 COUNTS = [
@@ -60,9 +70,9 @@ MAPS = [
 ]
 
 
-def made(name: str, shape: tuple[int, ...], classes: int, **options: object) -> Model:
+def make_model(name: str, shape: tuple[int, ...], classes: int, **options: object) -> Model:
     torch.manual_seed(0)
-    return staged(build(name, shape, classes, **options), "this test")
+    return require_stages(build(name, shape, classes, **options), "this test")
 
 
 def batch(shape: tuple[int, ...], size: int = 3) -> torch.Tensor:
@@ -75,17 +85,17 @@ def batch_norms(model: nn.Module) -> list[nn.BatchNorm2d]:
 
 @pytest.mark.parametrize(("name", "shape", "classes", "options", "count", "floats", "layers"), COUNTS)
 def test_counts_are_those_of_the_papers(name, shape, classes, options, count, floats, layers):
-    model = made(name, shape, classes, **options)
+    model = make_model(name, shape, classes, **options)
     assert sum(p.numel() for p in model.parameters()) == count
     assert sum(b.numel() for b in model.buffers() if b.is_floating_point()) == floats
     assert len(batch_norms(model)) == layers
     # Payload: four bytes a float and eight for each BatchNorm's counter.
-    assert payload_bytes(tensors(model)) == 4 * (count + floats) + 8 * layers
+    assert count_payload_bytes(read_tensors(model)) == 4 * (count + floats) + 8 * layers
 
 
 @pytest.mark.parametrize(("name", "shape", "classes", "cuts", "width", "layer"), SMALL)
 def test_every_cut_gives_back_the_model(name, shape, classes, cuts, width, layer):
-    model = made(name, shape, classes)
+    model = make_model(name, shape, classes)
     model(batch(shape))  # moves BatchNorm's statistics off their trivial start
     model.eval()
     x = batch(shape)
@@ -93,20 +103,20 @@ def test_every_cut_gives_back_the_model(name, shape, classes, cuts, width, layer
     with torch.no_grad():
         whole = model(x)
         for i in range(cuts):
-            head, tail = split(model, i)
+            head, tail = cut(model, i)
             assert torch.equal(tail(head(x)), whole), f"cut {i}"
 
 
 @pytest.mark.parametrize(("name", "shape", "classes", "cuts", "width", "layer"), SMALL)
 def test_logits_features_and_default_layer(name, shape, classes, cuts, width, layer):
-    model = made(name, shape, classes).eval()
+    model = make_model(name, shape, classes).eval()
     x = batch(shape)
     with torch.no_grad():
         features = model.features(x)
         assert features.shape == (3, width)
         assert model(x).shape == (3, classes)
         assert torch.equal(model.classifier(features), model(x))
-        assert torch.equal(split(model, cuts - 1)[0](x), features)
+        assert torch.equal(cut(model, cuts - 1)[0](x), features)
     assert isinstance(model.classifier, nn.Linear)
     assert model.split_layer_default == layer
 
@@ -114,32 +124,32 @@ def test_logits_features_and_default_layer(name, shape, classes, cuts, width, la
 @pytest.mark.parametrize(("name", "shape", "classes", "cuts", "width", "layer"), SMALL)
 def test_gradient_reaches_every_parameter(name, shape, classes, cuts, width, layer):
     # In evaluation mode, because in training BatchNorm takes the bias before it out again.
-    model = made(name, shape, classes).eval()
+    model = make_model(name, shape, classes).eval()
     nn.functional.cross_entropy(model(batch(shape)), torch.tensor([0, 1, 2])).backward()
     assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
 
 
-@pytest.mark.parametrize(("name", "shape", "cut", "expected"), MAPS)
-def test_features_at_a_cut(name, shape, cut, expected):
-    model = made(name, shape, 10).eval()
+@pytest.mark.parametrize(("name", "shape", "layer", "expected"), MAPS)
+def test_features_at_a_cut(name, shape, layer, expected):
+    model = make_model(name, shape, 10).eval()
     with torch.no_grad():
-        assert split(model, cut)[0](batch(shape, 2)).shape == (2, *expected)
+        assert cut(model, layer)[0](batch(shape, 2)).shape == (2, *expected)
 
 
-def test_audionet_takes_any_size():
+def test_audionet_accepts_any_size():
     for shape in [(1, 64, 128), (2, 64, 344), (3, 17, 5), (1, 1, 1)]:
-        assert made("audionet", shape, 10).eval()(batch(shape)).shape == (3, 10)
+        assert make_model("audionet", shape, 10).eval()(batch(shape)).shape == (3, 10)
 
 
 def test_audionet_normalises_after_its_activation():
-    model = made("audionet", (1, 64, 128), 10).train()
-    shared = split(model, 1)[0](batch((1, 64, 128)))
+    model = make_model("audionet", (1, 64, 128), 10).train()
+    shared = cut(model, 1)[0](batch((1, 64, 128)))
     assert shared.min() < 0
     assert shared.mean(dim=(0, 2, 3)).abs().max() < 1e-5
 
 
 def test_mobilenetv2_has_no_clipped_activation():
-    kinds = {type(part) for part in made("mobilenetv2", (3, 32, 32), 10).modules()}
+    kinds = {type(part) for part in make_model("mobilenetv2", (3, 32, 32), 10).modules()}
     assert nn.ReLU in kinds
     assert nn.ReLU6 not in kinds
 
@@ -148,7 +158,7 @@ def test_mobilenetv2_has_no_clipped_activation():
 def test_resnet_is_torchvisions(name):
     from torchvision.models import get_model
 
-    model, reference = made(name, (3, 32, 32), 10).eval(), get_model(name, num_classes=10).eval()
+    model, reference = make_model(name, (3, 32, 32), 10).eval(), get_model(name, num_classes=10).eval()
     own, theirs = model.state_dict(), reference.state_dict()
     assert [v.shape for v in own.values()] == [v.shape for v in theirs.values()]
     model.load_state_dict(dict(zip(own, theirs.values(), strict=True)))
@@ -157,20 +167,20 @@ def test_resnet_is_torchvisions(name):
         assert torch.equal(model(x), reference(x))
 
 
-def test_resnet_takes_other_channels():
-    model = made("resnet18", (1, 28, 28), 10).eval()
+def test_resnet_accepts_other_channels():
+    model = make_model("resnet18", (1, 28, 28), 10).eval()
     assert model(batch((1, 28, 28))).shape == (3, 10)
 
 
 def test_a_model_survives_deepcopy_with_its_own_parameters():
-    model = made("zda-mnist", (1, 28, 28), 10)
+    model = make_model("zda-mnist", (1, 28, 28), 10)
     twin = copy.deepcopy(model)
     next(iter(twin.parameters())).data.zero_()
     assert next(iter(model.parameters())).abs().sum() > 0
 
 
 def test_the_same_seed_gives_the_same_model():
-    first, second = (tensors(made("harnet", (6, 128), 6)) for _ in range(2))
+    first, second = (read_tensors(make_model("harnet", (6, 128), 6)) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -180,7 +190,7 @@ def test_the_registry_names_every_architecture():
     )
 
 
-def test_a_mismatch_says_what_fits():
+def test_a_mismatch_names_the_models_that_fit():
     with pytest.raises(ConfigError) as error:
         build("harnet", (3, 32, 32), 10)
     text = str(error.value)
@@ -190,7 +200,7 @@ def test_a_mismatch_says_what_fits():
     assert "--model" in text
 
 
-def test_no_false_fit_is_offered():
+def test_only_models_that_fit_are_offered():
     with pytest.raises(ConfigError, match=r"Models that take these: harnet\."):
         build("zda-mnist", (6, 128), 6)
     with pytest.raises(ConfigError, match=r"Models that take these: none\."):
@@ -198,7 +208,7 @@ def test_no_false_fit_is_offered():
 
 
 def test_a_short_signal_is_refused():
-    made("harnet", (3, 64), 6)
+    make_model("harnet", (3, 64), 6)
     with pytest.raises(ConfigError, match="64 time steps"):
         build("harnet", (3, 63), 6)
 
@@ -223,7 +233,7 @@ def test_option_values_are_checked():
         build("dpms", (1, 28, 28), 10, latent=0)
 
 
-def test_an_outside_builder_takes_any_option(monkeypatch):
+def test_a_third_party_builder_may_accept_any_option(monkeypatch):
     monkeypatch.setitem(MODELS._items, "outside", lambda shape, num_classes, **options: nn.Linear(*options["sides"]))
     assert isinstance(build("outside", (9, 9, 9, 9), 2, sides=(3, 2)), nn.Linear)
 
@@ -250,14 +260,14 @@ def test_an_outside_builder_takes_any_option(monkeypatch):
     ],
 )
 def test_defaults_pair_models_and_data(shape, dataset, expected):
-    assert default_for(shape, dataset) == expected
+    assert choose_default(shape, dataset) == expected
     assert build(expected, shape, 4)(batch(shape)).shape == (3, 4)
 
 
 @pytest.mark.parametrize("shape", [(7,), (2, 128), (4, 8, 8), (3, 10), (1, 2, 2, 2), ()])
 def test_without_a_sensible_default_the_option_is_named(shape):
     with pytest.raises(ConfigError, match="--model"):
-        default_for(shape, "mine")
+        choose_default(shape, "mine")
 
 
 def test_importing_the_room_does_not_import_torchvision():
@@ -266,21 +276,21 @@ def test_importing_the_room_does_not_import_torchvision():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_model_says_which_part_of_an_input_it_sees():
+def test_a_model_selects_the_part_of_an_input_that_it_uses():
     model, x = build("harnet", (6, 128), 6).eval(), torch.randn(4, 6, 128)
-    seen = model.seen(x)
+    seen = model.select_input(x)
     assert seen.numel() == 4 * 3 * 128
     assert torch.equal(model(seen), model(x))
-    assert build("zda-mnist", (1, 28, 28), 10).seen(x) is x
+    assert build("zda-mnist", (1, 28, 28), 10).select_input(x) is x
 
 
-def test_a_network_that_private_training_has_wrapped_is_still_one():
+def test_a_network_wrapped_by_private_training_is_unwrapped():
     class Wrapper(nn.Module):
         def __init__(self, module: nn.Module) -> None:
             super().__init__()
             self._module = module
 
     inner = build("zda-mnist", (1, 28, 28), 10)
-    assert staged(Wrapper(inner), "this") is inner
-    assert staged(inner, "this") is inner
-    assert unwrapped(nn.Flatten()).__class__ is nn.Flatten
+    assert require_stages(Wrapper(inner), "this") is inner
+    assert require_stages(inner, "this") is inner
+    assert unwrap(nn.Flatten()).__class__ is nn.Flatten

@@ -107,7 +107,7 @@ def rows_multiplied(network: nn.Module, x: torch.Tensor, monkeypatch) -> list[in
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_columns_that_padding_made_are_multiplied_once_and_every_gradient_stays(training, monkeypatch):
+def test_padded_columns_are_multiplied_once_and_gradients_stay_equal(training, monkeypatch):
     own, reference = two_networks()
     x = torch.randn(7, 2, 21, 3, dtype=torch.float64)
     for network in (own, reference):  # statistics of their own, so that evaluation mode is no identity
@@ -144,7 +144,7 @@ def test_a_leaf_gets_each_samples_own_gradient():
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # Opacus hooks the first layer too
-def test_gradients_of_single_examples_are_their_own_when_examples_repeat():
+def test_per_example_gradients_are_right_when_examples_repeat():
     # With GroupNorm two equal examples have equal outer columns too, which belong to each of them all the same.
     torch.manual_seed(0)
     network = nn.Sequential(

@@ -70,9 +70,9 @@ def test_initial_values():
 
 def test_gradient_reaches_every_parameter_of_both():
     torch.manual_seed(0)
-    path, judge = GeneratorPath(1), Discriminator(1)
-    nn.functional.softplus(-judge(path(torch.randn(4, 100)))).mean().backward()
-    for module in (path, judge):
+    path, discriminator = GeneratorPath(1), Discriminator(1)
+    nn.functional.softplus(-discriminator(path(torch.randn(4, 100)))).mean().backward()
+    for module in (path, discriminator):
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in module.parameters())
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedrpc.errors import ConfigError
-from fedrpc.models import build, load, payload_bytes, tensors
+from fedrpc.models import build, count_payload_bytes, load, read_tensors
 
 
 def model(seed: int = 0) -> torch.nn.Module:
@@ -14,9 +14,9 @@ def model(seed: int = 0) -> torch.nn.Module:
     return build("zda-mnist", (1, 12, 12), 10)
 
 
-def test_tensors_are_the_whole_state_in_order():
+def test_tensors_are_the_complete_state_in_order():
     module = model()
-    state = tensors(module)
+    state = read_tensors(module)
     assert list(state) == list(module.state_dict())
     assert all(torch.equal(state[name], value) for name, value in module.state_dict().items())
     counters = [name for name in state if name.endswith("num_batches_tracked")]
@@ -26,7 +26,7 @@ def test_tensors_are_the_whole_state_in_order():
 
 def test_tensors_are_detached_copies():
     module = model()
-    state = tensors(module)
+    state = read_tensors(module)
     name, value = next(iter(state.items()))
     assert not value.requires_grad
     value.zero_()
@@ -36,29 +36,31 @@ def test_tensors_are_detached_copies():
 def test_tensors_are_contiguous_whatever_the_layout():
     module = model().to(memory_format=torch.channels_last)
     assert any(not p.is_contiguous() for p in module.parameters())
-    assert all(value.is_contiguous() for value in tensors(module).values())
+    assert all(value.is_contiguous() for value in read_tensors(module).values())
 
 
 def test_a_round_trip_gives_the_same_model():
     source, target = model(0), model(1)
     source(torch.randn(8, 1, 12, 12))
-    load(target, tensors(source))
+    load(target, read_tensors(source))
     x = torch.randn(4, 1, 12, 12)
     assert torch.equal(source.eval()(x), target.eval()(x))
-    assert all(torch.equal(a, b) for a, b in zip(tensors(source).values(), tensors(target).values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(read_tensors(source).values(), read_tensors(target).values(), strict=True)
+    )
 
 
 def test_load_keeps_the_parameters_identity():
     # Optimizers hold on to parameters: they must be written to, not replaced.
     module = model()
     before = [id(p) for p in module.parameters()]
-    load(module, tensors(model(1)))
+    load(module, read_tensors(model(1)))
     assert [id(p) for p in module.parameters()] == before
     assert all(p.requires_grad for p in module.parameters())
 
 
-def broken(change: str) -> dict[str, torch.Tensor]:
-    state = tensors(model(1))
+def break_tensors(change: str) -> dict[str, torch.Tensor]:
+    state = read_tensors(model(1))
     if change == "missing":
         del state["classifier.bias"]
     elif change == "unexpected":
@@ -81,10 +83,10 @@ def broken(change: str) -> dict[str, torch.Tensor]:
 )
 def test_a_misfit_is_explained_and_changes_nothing(change, message):
     module = model()
-    before = tensors(module)
+    before = read_tensors(module)
     with pytest.raises(ConfigError, match=message):
-        load(module, broken(change))
-    after = tensors(module)
+        load(module, break_tensors(change))
+    after = read_tensors(module)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
@@ -101,4 +103,4 @@ def test_payload_counts_values_of_every_dtype():
         "d": torch.zeros(2, dtype=torch.bool),
         "e": torch.zeros(0),
     }
-    assert payload_bytes(parts) == 60 + 8 + 14 + 2
+    assert count_payload_bytes(parts) == 60 + 8 + 14 + 2

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fedrpc.config import RunConfig, to_toml
-from fedrpc.data.partition import partition
-from fedrpc.data.partition_card import card
+from fedrpc.data.partition import make_partition
+from fedrpc.data.partition_summary import summarize_partition
 from fedrpc.wire.ledger import Key, Sums, to_json, totals
 
 MakeRun = Callable[..., Path]
@@ -59,17 +59,17 @@ def records(
             yield evaluated
 
 
-def summary_of(config: RunConfig, rows: list[tuple[Key, Sums]], told: list[dict[str, Any]]) -> dict[str, Any]:
+def make_summary(config: RunConfig, rows: list[tuple[Key, Sums]], history: list[dict[str, Any]]) -> dict[str, Any]:
     sums = totals(dict(rows))
     for direction, extra in (("down", 1234), ("up", 4321)):
         sums["total"][direction]["kernel"] = sums["total"][direction]["message"] + extra
-    finished = [row for row in told if row["event"] == "round_finished" and "accuracy" in row]
+    finished = [row for row in history if row["event"] == "round_finished" and "accuracy" in row]
     accuracy: dict[str, Any] = {}
     if finished:
-        per_class = next(row["per_class"] for row in reversed(told) if row.get("per_class"))
+        per_class = next(row["per_class"] for row in reversed(history) if row.get("per_class"))
         accuracy = {"global": finished[-1]["accuracy"], "last10": 55.5, "best": 91.25, "best_round": len(finished) - 1}
         accuracy |= {"best_is": "test-selected", "per_class": per_class, "class_variance": 12.34}
-        if any("per_client" in row for row in told):
+        if any("per_client" in row for row in history):
             accuracy |= {"client_mean": 77.77, "client_variance": 33.3, "worst_decile": 51.5, "jain": 0.9876}
     by_kind = {
         d: {k: s["tensor"] for k, s in sums["method"][d]["by_kind"].items() if s["tensor"]} for d in ("down", "up")
@@ -145,12 +145,13 @@ def write_run(
     )
     y = np.arange(max(6000, 20 * clients)) % num_classes
     rows = list(ledger(clients, rounds, per_round, weights))
-    told = list(records(clients, rounds, per_round, epochs, num_classes, evaluated=evaluated, local_test=local_test))
+    history = list(records(clients, rounds, per_round, epochs, num_classes, evaluated=evaluated, local_test=local_test))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.toml").write_text(to_toml(config))
-    (folder / "records.jsonl").write_text(lines(told))
+    (folder / "records.jsonl").write_text(lines(history))
     (folder / "ledger.jsonl").write_text("".join(to_json(*row) + "\n" for row in rows))
-    (folder / "partition.json").write_text(json.dumps(card(partition(config.partition, y, clients, 0), y, num_classes)))
+    partition = make_partition(config.partition, y, clients, 0)
+    (folder / "partition.json").write_text(json.dumps(summarize_partition(partition, y, num_classes)))
     (folder / "privacy.jsonl").write_text(
         lines(
             release(client, index, kind)
@@ -159,12 +160,12 @@ def write_run(
             for kind in ("weights", "scalars")
         )
     )
-    (folder / "summary.json").write_text(json.dumps(summary_of(config, rows, told)))
+    (folder / "summary.json").write_text(json.dumps(make_summary(config, rows, history)))
     return folder
 
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
     """Called as make_run(**options): a run directory in a folder of its own."""
-    made = iter(range(1000))
-    return lambda **options: write_run(tmp_path / f"run{next(made)}", **options)
+    numbers = iter(range(1000))
+    return lambda **options: write_run(tmp_path / f"run{next(numbers)}", **options)

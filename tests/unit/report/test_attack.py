@@ -15,14 +15,14 @@ from rich.console import Console
 from torch import Tensor
 
 from fedrpc.errors import ConfigError
-from fedrpc.report.attack import render, show_attack
-from fedrpc.report.attack_page import page
-from fedrpc.report.attack_picture import draw, is_image, lines, pixels
+from fedrpc.report.attack import print_attack, show_attack
+from fedrpc.report.attack_page import render_page
+from fedrpc.report.attack_picture import is_image, to_lines, to_pixels, write_picture
 from fedrpc.study.attacks.evidence import NOISE, RAW, SHARED, UNTRAINED
 from fedrpc.study.attacks.rebuilding import Rebuilt, Row
 
 
-def rebuilt(shape: tuple[int, ...] = (3, 12, 10), count: int = 2) -> Rebuilt:
+def make_rebuilt(shape: tuple[int, ...] = (3, 12, 10), count: int = 2) -> Rebuilt:
     generator = torch.Generator().manual_seed(0)
     shown = {name: torch.rand(count, *shape, generator=generator) for name in ("original", "linear", "non-linear")}
     alike = 0.5 if len(shape) > 1 else None
@@ -35,7 +35,7 @@ def rebuilt(shape: tuple[int, ...] = (3, 12, 10), count: int = 2) -> Rebuilt:
     return Rebuilt(rows, Row("blind guess", "none", 0.1, 1.0, alike), (0,), 64, 1.0, shown, errors)
 
 
-def document(found: Rebuilt, **changes: Any) -> dict[str, Any]:
+def make_document(found: Rebuilt, **changes: Any) -> dict[str, Any]:
     return {
         "run": {
             "method": "flea",
@@ -82,14 +82,14 @@ def document(found: Rebuilt, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def printed(values: dict[str, Any], width: int = 80) -> str:
+def print_to_text(values: dict[str, Any], width: int = 80) -> str:
     screen = io.StringIO()
-    render(values, Console(file=screen, width=width))
+    print_attack(values, Console(file=screen, width=width))
     return screen.getvalue()
 
 
-def test_the_tables_have_every_figure_beside_what_controls_must_come_to() -> None:
-    text = printed(document(rebuilt()))
+def test_the_tables_have_every_value_and_what_controls_should_give() -> None:
+    text = print_to_text(make_document(make_rebuilt()))
     assert "attack on flea, fmnist<mini>, quantity:3, 3 rounds" in text
     assert re.search(r"shared items +│ linear +│ +0\.03 │ +30\.0 % │ +│ +0\.500", text)
     assert re.search(r"control: raw inputs +│ linear +│ +0\.0001 │ +0\.1 % │ +0 % │", text)
@@ -102,11 +102,11 @@ def test_the_tables_have_every_figure_beside_what_controls_must_come_to() -> Non
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_what_was_not_traced_is_told() -> None:
-    text = " ".join(printed(document(rebuilt())).split())
+def test_the_number_of_untraced_items_is_printed() -> None:
+    text = " ".join(print_to_text(make_document(make_rebuilt())).split())
     assert "Shared: 70 items (activations with labels; 16x14x14 float16)." in text
-    assert "originals: 64, not: 6: 5 equal no item made again, 1 equal several. Judged: 64." in text
-    assert "3,900 training examples that nobody shared, 100 of the test set." in text
+    assert "originals: 64, not: 6: 5 match no recomputed item, 1 match several. Evaluated: 64." in text
+    assert "3,900 training examples that no client shared, 100 of the test set." in text
 
 
 def sources(html: str) -> list[str]:
@@ -114,7 +114,7 @@ def sources(html: str) -> list[str]:
 
 
 def test_the_page_needs_nothing_from_outside_and_escapes_words() -> None:
-    html = page(document(rebuilt()), rebuilt())
+    html = render_page(make_document(make_rebuilt()), make_rebuilt())
     assert "<script" not in html
     assert "http" not in html
     assert all(source.startswith("data:image/png;base64,") for source in sources(html))
@@ -124,7 +124,7 @@ def test_the_page_needs_nothing_from_outside_and_escapes_words() -> None:
 
 
 def test_images_stand_side_by_side_as_pictures() -> None:
-    html = page(document(rebuilt()), rebuilt(count=4))
+    html = render_page(make_document(make_rebuilt()), make_rebuilt(count=4))
     found = re.findall(r'<img alt="([^"]+)" src="data:image/png;base64,([^"]+)"', html)
     assert [name for name, _ in found] == ["original", "linear", "non-linear"] * 4
     assert all(base64.b64decode(data).startswith(b"\x89PNG") for _, data in found)
@@ -132,8 +132,8 @@ def test_images_stand_side_by_side_as_pictures() -> None:
 
 
 def test_signals_are_lines() -> None:
-    found = rebuilt((3, 128))
-    html = page(document(found), found)
+    found = make_rebuilt((3, 128))
+    html = render_page(make_document(found), found)
     assert "<img" not in html
     assert html.count('aria-label="original signal"') == html.count('aria-label="linear signal"') == 2
     assert len(re.findall(r'<polyline class="l\d thin"', html)) == 2 * 3 * 3  # items, pictures, channels
@@ -141,27 +141,29 @@ def test_signals_are_lines() -> None:
 
 
 def test_vectors_are_lines_and_have_no_similarity() -> None:
-    found = rebuilt((20,))
-    html = page(document(found), found)
+    found = make_rebuilt((20,))
+    html = render_page(make_document(found), found)
     assert "<img" not in html
     assert html.count('aria-label="original signal"') == 2
     assert "<td class=num>-</td>" in html
-    assert re.search(r"shared items +│ linear +│ +0\.03 │ +30\.0 % │ +│ +- │", printed(document(found)))
+    assert re.search(r"shared items +│ linear +│ +0\.03 │ +30\.0 % │ +│ +- │", print_to_text(make_document(found)))
 
 
-def test_a_mark_that_is_never_seen_and_failed_controls_stand_out() -> None:
-    values = document(rebuilt(), failed_controls=["raw inputs did not come back"], verdict="Do not trust this study.")
+def test_a_mark_that_is_never_detected_and_failed_controls_stand_out() -> None:
+    values = make_document(
+        make_rebuilt(), failed_controls=["raw inputs did not come back"], verdict="Do not trust this study."
+    )
     values["context"] |= {"enough_for_90": {"shared": None, "raw": 30}}
-    html = page(values, rebuilt())
+    html = render_page(values, make_rebuilt())
     assert "never here" in html
     assert 'class="tile bad"><div class="name">controls</div><div class="value">failed' in html
-    assert "Do not trust this study." in printed(values)
+    assert "Do not trust this study." in print_to_text(values)
 
 
-def test_everything_is_written_and_told(tmp_path: Path) -> None:
+def test_every_file_is_written_and_its_path_printed(tmp_path: Path) -> None:
     screen = io.StringIO()
-    values = document(rebuilt())
-    show_attack(tmp_path, values, rebuilt(), Console(file=screen, width=80))
+    values = make_document(make_rebuilt())
+    show_attack(tmp_path, values, make_rebuilt(), Console(file=screen, width=80))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["attack.html", "attack.json", "attack.png"]
     assert json.loads((tmp_path / "attack.json").read_text()) == values
     assert (tmp_path / "attack.png").read_bytes().startswith(b"\x89PNG")
@@ -169,31 +171,31 @@ def test_everything_is_written_and_told(tmp_path: Path) -> None:
         assert f"{tmp_path}/attack.{name}" in screen.getvalue()
 
 
-def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot write .*attack\.json"):
-        show_attack(tmp_path / "gone", document(rebuilt()), rebuilt(), Console(file=io.StringIO()))
+        show_attack(tmp_path / "gone", make_document(make_rebuilt()), make_rebuilt(), Console(file=io.StringIO()))
     (tmp_path / "attack.png").mkdir()
     with pytest.raises(ConfigError, match=r"cannot write .*attack\.png"):
-        show_attack(tmp_path, document(rebuilt()), rebuilt(), Console(file=io.StringIO()))
+        show_attack(tmp_path, make_document(make_rebuilt()), make_rebuilt(), Console(file=io.StringIO()))
 
 
 @pytest.mark.parametrize("shape", [(3, 128), (1, 28, 28), (1, 40, 3), (9,)])
-def test_the_picture_takes_any_input(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    draw(rebuilt(shape, count=1), tmp_path / "x.png", "title")
+def test_the_picture_shows_inputs_of_any_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    write_picture(make_rebuilt(shape, count=1), tmp_path / "x.png", "title")
     assert (tmp_path / "x.png").stat().st_size > 1000
 
 
-def test_what_is_an_image_and_what_its_colours_are() -> None:
+def test_which_shapes_are_images_and_how_they_are_coloured() -> None:
     assert is_image((3, 32, 32))
     assert not is_image((1, 128, 3))
     assert not is_image((3, 128))
-    grey = pixels(torch.tensor([[[0.0, 0.5, 2.0]]]), 0.0, 1.0)
+    grey = to_pixels(torch.tensor([[[0.0, 0.5, 2.0]]]), 0.0, 1.0)
     assert grey.tolist() == [[[0, 0, 0], [128, 128, 128], [255, 255, 255]]]
     red: Tensor = torch.stack([torch.ones(1, 1), torch.zeros(1, 1), torch.zeros(1, 1)])
-    assert pixels(red, 0.0, 1.0).tolist() == [[[255, 0, 0]]]
+    assert to_pixels(red, 0.0, 1.0).tolist() == [[[255, 0, 0]]]
 
 
 def test_lines_run_along_time() -> None:
-    assert lines(torch.zeros(8, 30)).shape == (6, 30)
-    assert lines(torch.zeros(1, 128, 3)).shape == (3, 128)
-    assert lines(torch.zeros(5)).shape == (1, 5)
+    assert to_lines(torch.zeros(8, 30)).shape == (6, 30)
+    assert to_lines(torch.zeros(1, 128, 3)).shape == (3, 128)
+    assert to_lines(torch.zeros(5)).shape == (1, 5)

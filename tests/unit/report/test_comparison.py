@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedrpc.report.comparison import Comparison, Failure, read_comparison, rendered, show_comparison, show_finished
-from fedrpc.report.comparison_page import RAW, SINGLE, colours, page, smoothed
+from fedrpc.report.comparison import (
+    Comparison,
+    Failure,
+    format_comparison,
+    read_comparison,
+    show_comparison,
+    show_finished,
+)
+from fedrpc.report.comparison_page import RAW, SINGLE, assign_colours, render_page, smooth
 from fedrpc.wire.ledger import to_json
 
 from fedrpc.wire.ledger import Key, Sums  # isort: skip
@@ -46,7 +53,7 @@ def also_sends(folder: Path, kind: str, size_bytes: int, predicted: int | None =
 def make(tmp_path: Path, make_run: MakeRun) -> Make:
     """Called as make(method, **options): the run directory of a method within one comparison."""
 
-    def made(method: str, last10: float = 55.5, **options: Any) -> Path:
+    def make_one(method: str, last10: float = 55.5, **options: Any) -> Path:
         folder = make_run(**{"local_test": False, **options}).rename(tmp_path / method)
         config = folder / "config.toml"
         config.write_text(config.read_text().replace('method = "fedavg"', f'method = "{method}"'))
@@ -59,33 +66,33 @@ def make(tmp_path: Path, make_run: MakeRun) -> Make:
         edit(folder / "summary.json", change)
         return folder
 
-    return made
+    return make_one
 
 
-def figures_of(tmp_path: Path, *methods: str) -> dict[str, Any]:
-    return read_comparison(tmp_path, methods).figures
+def read_document(tmp_path: Path, *methods: str) -> dict[str, Any]:
+    return read_comparison(tmp_path, methods).document
 
 
-def by_method(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {entry["method"]: entry for entry in figures["methods"]}
+def by_method(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {entry["method"]: entry for entry in document["methods"]}
 
 
-def printed(figures: dict[str, Any], width: int = 80) -> str:
+def print_comparison(document: dict[str, Any], width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(rendered(figures))
+    console.print(format_comparison(document))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-# The figures
+# The document
 
 
-def test_figures_are_those_of_the_runs(tmp_path: Path, make: Make) -> None:
+def test_the_document_has_the_values_of_the_runs(tmp_path: Path, make: Make) -> None:
     for method in ("fedavg", "fedprox"):
         make(method)
-    figures = figures_of(tmp_path, "fedavg", "fedprox")
+    document = read_document(tmp_path, "fedavg", "fedprox")
     summary = json.loads((tmp_path / "fedprox" / "summary.json").read_text())
-    entry = by_method(figures)["fedprox"]
+    entry = by_method(document)["fedprox"]
     assert entry["accuracy"] == {
         "last": summary["accuracy"]["global"],
         "last10": 55.5,
@@ -105,7 +112,7 @@ def test_figures_are_those_of_the_runs(tmp_path: Path, make: Make) -> None:
     assert entry["privacy"]["text"] == "no guarantee: scalars, weights left clients uncovered"
     assert [point[0] for point in entry["curve"]] == [0, 1, 2]
     assert entry["curve"][-1][1] == entry["bytes"]["message"]
-    assert figures["setting"] == {
+    assert document["setting"] == {
         "dataset": "fmnist-mini",
         "partition": "dirichlet:1,min_size=1",
         "model": "zda-mnist",
@@ -114,75 +121,75 @@ def test_figures_are_those_of_the_runs(tmp_path: Path, make: Make) -> None:
         "num_rounds": 3,
         "seed": 7,
     }
-    card = json.loads((tmp_path / "fedavg" / "partition.json").read_text())
-    assert figures["same"]["partition_sha256"] == card["sha256"]
-    assert figures["same"]["cohorts"] == {"agree": True, "rounds_apart": {}}
+    summary = json.loads((tmp_path / "fedavg" / "partition.json").read_text())
+    assert document["same"]["partition_sha256"] == summary["sha256"]
+    assert document["same"]["cohorts"] == {"agree": True, "rounds_apart": {}}
 
 
-def test_overhead_is_against_the_fedavg_run_that_is_there(tmp_path: Path, make: Make) -> None:
+def test_overhead_is_relative_to_the_fedavg_run(tmp_path: Path, make: Make) -> None:
     make("fedavg")
     flea = make("flea")
     before = 2 * 116_536 * 4 * 3 + 192
     also_sends(flea, "activations", before)
-    figures = figures_of(tmp_path, "fedavg", "flea")
-    assert figures["baseline"] == {"method": "fedavg", "by": "run"}
-    assert by_method(figures)["fedavg"]["overhead"] == 1.0
-    assert by_method(figures)["flea"]["overhead"] == 2.0
-    assert "FedAvg's run" in printed(figures)
+    document = read_document(tmp_path, "fedavg", "flea")
+    assert document["baseline"] == {"method": "fedavg", "by": "run"}
+    assert by_method(document)["fedavg"]["overhead"] == 1.0
+    assert by_method(document)["flea"]["overhead"] == 2.0
+    assert "FedAvg's run" in print_comparison(document)
 
 
-def test_overhead_is_by_formula_without_one(tmp_path: Path, make: Make) -> None:
+def test_overhead_is_by_formula_without_a_fedavg_run(tmp_path: Path, make: Make) -> None:
     make("fedprox")
-    figures = figures_of(tmp_path, "fedprox")
-    assert figures["baseline"] == {"method": "fedavg", "by": "formula"}
-    assert by_method(figures)["fedprox"]["overhead"] == 1.25
-    assert "FedAvg's formula" in printed(figures)
+    document = read_document(tmp_path, "fedprox")
+    assert document["baseline"] == {"method": "fedavg", "by": "formula"}
+    assert by_method(document)["fedprox"]["overhead"] == 1.25
+    assert "FedAvg's formula" in print_comparison(document)
 
 
 def test_a_run_that_never_evaluated_has_no_accuracy(tmp_path: Path, make: Make) -> None:
     make("fedavg", evaluated=False)
-    figures = figures_of(tmp_path, "fedavg")
-    assert by_method(figures)["fedavg"]["accuracy"] is None
-    assert by_method(figures)["fedavg"]["curve"] == []
-    assert "fedavg" in printed(figures)
-    assert "What they learned" not in page(figures)
+    document = read_document(tmp_path, "fedavg")
+    assert by_method(document)["fedavg"]["accuracy"] is None
+    assert by_method(document)["fedavg"]["curve"] == []
+    assert "fedavg" in print_comparison(document)
+    assert "What they learned" not in render_page(document)
 
 
-def test_an_epsilon_is_told_with_its_delta(tmp_path: Path, make: Make) -> None:
+def test_an_epsilon_is_shown_with_its_delta(tmp_path: Path, make: Make) -> None:
     folder = make("fedavg")
     edit(folder / "summary.json", lambda summary: summary["privacy"].update(epsilon=3.21749, reason=None))
-    figures = figures_of(tmp_path, "fedavg")
-    assert by_method(figures)["fedavg"]["privacy"]["text"] == "ε = 3.217 at δ = 1e-05"
-    assert "ε = 3.217 at δ = 1e-05" in printed(figures)
+    document = read_document(tmp_path, "fedavg")
+    assert by_method(document)["fedavg"]["privacy"]["text"] == "ε = 3.217 at δ = 1e-05"
+    assert "ε = 3.217 at δ = 1e-05" in print_comparison(document)
 
 
 def test_kernel_bytes_of_a_resumed_run_are_a_lower_bound(tmp_path: Path, make: Make) -> None:
     folder = make("fedavg")
     edit(folder / "summary.json", lambda summary: summary["bytes"].update(kernel_note="the run was resumed"))
-    figures = figures_of(tmp_path, "fedavg")
-    assert by_method(figures)["fedavg"]["bytes"]["kernel_note"] == "the run was resumed"
-    assert "≥2." in printed(figures)
-    assert "≥2." in page(figures)
+    document = read_document(tmp_path, "fedavg")
+    assert by_method(document)["fedavg"]["bytes"]["kernel_note"] == "the run was resumed"
+    assert "≥2." in print_comparison(document)
+    assert "≥2." in render_page(document)
 
 
 def test_a_method_that_is_not_installed_here_is_still_shown(tmp_path: Path, make: Make) -> None:
     make("elsewhere")
-    assert "not installed" in by_method(figures_of(tmp_path, "elsewhere"))["elsewhere"]["shares"]
+    assert "not installed" in by_method(read_document(tmp_path, "elsewhere"))["elsewhere"]["shares"]
 
 
 # Like with like
 
 
-def test_a_run_on_another_split_is_refused_and_the_others_stay(tmp_path: Path, make: Make) -> None:
+def test_a_run_on_another_partition_is_refused_and_the_others_stay(tmp_path: Path, make: Make) -> None:
     for method in ("fedavg", "fedprox", "fedlc"):
         make(method)
-    edit(tmp_path / "fedprox" / "partition.json", lambda card: card.update(sha256="00" * 32))
+    edit(tmp_path / "fedprox" / "partition.json", lambda summary: summary.update(sha256="00" * 32))
     found = read_comparison(tmp_path, ["fedavg", "fedprox", "fedlc"])
     assert list(found.runs) == ["fedavg", "fedlc"]
     [failure] = found.failures
     assert failure.method == "fedprox"
     assert failure.exit_code == 78
-    assert "split 0000000000000000" in failure.reason
+    assert "partition 0000000000000000" in failure.reason
 
 
 @pytest.mark.parametrize(("old", "new"), [("seed = 7", "seed = 8"), ("lr = 0.02", "lr = 0.5"), ("rounds = 3", "")])
@@ -196,7 +203,7 @@ def test_a_run_in_another_setting_is_refused(tmp_path: Path, make: Make, old: st
     assert "fedprox" in found.failures[0].reason
 
 
-def test_what_changes_no_model_may_differ(tmp_path: Path, make: Make) -> None:
+def test_settings_that_change_no_model_may_differ(tmp_path: Path, make: Make) -> None:
     for method in ("fedavg", "fedprox"):
         make(method)
     config = tmp_path / "fedprox" / "config.toml"
@@ -206,7 +213,7 @@ def test_what_changes_no_model_may_differ(tmp_path: Path, make: Make) -> None:
     assert list(read_comparison(tmp_path, ["fedavg", "fedprox"]).runs) == ["fedavg", "fedprox"]
 
 
-def test_cohorts_that_differ_are_told(tmp_path: Path, make: Make) -> None:
+def test_differing_cohorts_are_reported(tmp_path: Path, make: Make) -> None:
     """A client that was away in round 1 of one run was not asked; set-up and evaluation do not count."""
     for method in ("fedavg", "fedprox"):
         make(method)
@@ -215,25 +222,25 @@ def test_cohorts_that_differ_are_told(tmp_path: Path, make: Make) -> None:
     kept = [row for row in rows if not (row["round"] == 1 and row["client"] == 2)]
     extra = [rows[0] | {"round": -1, "phase": "share", "client": 3}, rows[0] | {"round": 0, "phase": "evaluate"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *extra]))
-    figures = figures_of(tmp_path, "fedavg", "fedprox")
-    assert figures["same"]["cohorts"] == {"agree": False, "rounds_apart": {"fedprox": [1]}}
-    assert "OTHER CLIENTS WERE ASKED by fedprox in 1 round" in " ".join(printed(figures).split())
-    assert "cohorts differ" in page(figures)
+    document = read_document(tmp_path, "fedavg", "fedprox")
+    assert document["same"]["cohorts"] == {"agree": False, "rounds_apart": {"fedprox": [1]}}
+    assert "OTHER CLIENTS WERE ASKED by fedprox in 1 round" in " ".join(print_comparison(document).split())
+    assert "cohorts differ" in render_page(document)
 
 
 # The table
 
 
-def test_the_table_has_every_figure_and_fits(tmp_path: Path, make: Make) -> None:
+def test_the_table_has_every_value_and_fits(tmp_path: Path, make: Make) -> None:
     make("fedavg")
     also_sends(make("flea", last10=61.0), "activations", 36_000_000)
     also_sends(make("fedmix"), "mean_samples", 1000, predicted=800)
-    figures = figures_of(tmp_path, "fedavg", "flea", "fedmix")
+    document = read_document(tmp_path, "fedavg", "flea", "fedmix")
     for width in (80, 120):
-        lines = printed(figures, width).splitlines()
+        lines = print_comparison(document, width).splitlines()
         assert max(map(len, lines)) <= width
         assert "…" not in "".join(lines), "nothing is cut"
-    text = printed(figures)
+    text = print_comparison(document)
     for words in ("test-", "selected", "61.00", "91.25", "13.87", "1.000", "321.0"):
         assert words in text
     assert re.search(r"activations +36,000,000 +36,000,000 +exact", text)
@@ -245,27 +252,27 @@ def test_the_table_has_every_figure_and_fits(tmp_path: Path, make: Make) -> None
 def test_raw_data_is_marked_wherever_the_method_is(tmp_path: Path, make: Make) -> None:
     make("fedavg")
     also_sends(make("feddata", last10=99.0), "samples", 5000)
-    figures = figures_of(tmp_path, "fedavg", "feddata")
-    assert by_method(figures)["feddata"]["raw_data"]
-    assert not by_method(figures)["fedavg"]["raw_data"]
-    text = printed(figures)
+    document = read_document(tmp_path, "fedavg", "feddata")
+    assert by_method(document)["feddata"]["raw_data"]
+    assert not by_method(document)["fedavg"]["raw_data"]
+    text = print_comparison(document)
     assert text.count(RAW) >= text.count("feddata") == 3
-    for piece in re.split("feddata", re.sub(r' href="[^"]*"', "", page(figures)))[1:]:
+    for piece in re.split("feddata", re.sub(r' href="[^"]*"', "", render_page(document)))[1:]:
         assert RAW in piece[:60]
 
 
 def test_an_outside_method_that_sends_samples_is_marked_too(tmp_path: Path, make: Make) -> None:
     also_sends(make("elsewhere"), "samples", 5000)
-    entry = by_method(figures_of(tmp_path, "elsewhere"))["elsewhere"]
+    entry = by_method(read_document(tmp_path, "elsewhere"))["elsewhere"]
     assert entry["raw_data"]
-    assert RAW in printed(figures_of(tmp_path, "elsewhere"))
+    assert RAW in print_comparison(read_document(tmp_path, "elsewhere"))
 
 
 def test_a_run_with_an_oracle_that_saw_raw_data_is_marked_too(tmp_path: Path, make: Make) -> None:
     records = make("mpgan") / "records.jsonl"
-    assert not by_method(figures_of(tmp_path, "mpgan"))["mpgan"]["raw_data"]
+    assert not by_method(read_document(tmp_path, "mpgan"))["mpgan"]["raw_data"]
     records.write_text(records.read_text() + '{"event": "setup", "round": -1, "oracle": "sees all raw data"}\n')
-    assert by_method(figures_of(tmp_path, "mpgan"))["mpgan"]["raw_data"]
+    assert by_method(read_document(tmp_path, "mpgan"))["mpgan"]["raw_data"]
 
 
 # The page
@@ -296,18 +303,18 @@ class Checker(HTMLParser):
         assert self.open.pop() == tag
 
 
-def checked(html: str) -> Checker:
+def parse_page(html: str) -> Checker:
     checker = Checker()
     checker.feed(html)
     assert checker.open == []
     return checker
 
 
-def test_the_page_is_whole_and_loads_nothing(tmp_path: Path, make: Make) -> None:
+def test_the_page_is_well_formed_and_loads_nothing(tmp_path: Path, make: Make) -> None:
     make("fedavg")
     also_sends(make("flea"), "activations", 36_000_000)
-    html = page(figures_of(tmp_path, "fedavg", "flea"))
-    found = checked(html)
+    html = render_page(read_document(tmp_path, "fedavg", "flea"))
+    found = parse_page(html)
     assert set(found.addresses) == {"fedavg/report.html", "flea/report.html"}
     assert "<script" not in html
     assert "url(" not in html
@@ -322,23 +329,23 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path: Path, make: Make) -> None
 def test_names_from_outside_are_escaped(tmp_path: Path, make: Make) -> None:
     make("fedavg")
     failures = [Failure("<b>", "1 < 2 & 3", 1)]
-    html = page(read_comparison(tmp_path, ["fedavg"], failures).figures)
-    checked(html)
+    html = render_page(read_comparison(tmp_path, ["fedavg"], failures).document)
+    parse_page(html)
     assert "1 &lt; 2 &amp; 3" in html
     assert "&lt;b&gt;" in html
 
 
 def test_each_method_has_one_colour_of_its_own() -> None:
     methods = [f"method{index}" for index in range(20)]
-    found = colours(["fedavg", *methods])
+    found = assign_colours(["fedavg", *methods])
     assert found["fedavg"] == "7"
     assert len(set(found.values())) == 21
-    assert colours(["fedavg", "fedprox"])["fedprox"] == colours(["fedprox"])["fedprox"]
+    assert assign_colours(["fedavg", "fedprox"])["fedprox"] == assign_colours(["fedprox"])["fedprox"]
 
 
-def test_long_curves_are_drawn_as_means_of_ten() -> None:
+def test_long_curves_are_plotted_as_means_of_ten() -> None:
     curve = [(index, 10 * index, float(index % 2)) for index in range(30)]
-    means = smoothed(curve)
+    means = smooth(curve)
     assert [point[:2] for point in means] == [point[:2] for point in curve]
     assert means[0][2] == 0.0
     assert means[3][2] == 0.5
@@ -346,11 +353,11 @@ def test_long_curves_are_drawn_as_means_of_ten() -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, SINGLE, SINGLE + 1])
-def test_curves_of_any_length_can_be_drawn(tmp_path: Path, make: Make, rounds: int) -> None:
+def test_curves_of_any_length_can_be_plotted(tmp_path: Path, make: Make, rounds: int) -> None:
     make("fedavg", rounds=rounds)
-    html = page(figures_of(tmp_path, "fedavg"))
+    html = render_page(read_document(tmp_path, "fedavg"))
     assert ("Means of the last ten" in html) == (rounds > SINGLE)
-    checked(html)
+    parse_page(html)
 
 
 # All of it
@@ -360,17 +367,17 @@ def test_showing_writes_table_json_and_page(tmp_path: Path, make: Make) -> None:
     for method in ("fedavg", "fedprox"):
         make(method)
     console = Console(file=io.StringIO(), width=80)
-    failures = [Failure("fedbr", "a model that can not be split", 78)]
+    failures = [Failure("fedbr", "a model that cannot be split", 78)]
     assert show_comparison(tmp_path, ["fedavg", "fedbr", "fedprox"], failures, console) == failures
     assert isinstance(console.file, io.StringIO)
-    told = console.file.getvalue()
-    assert re.search(r"fedbr +a model that can not be split", told)
-    assert f"{tmp_path}/compare.html" in told.replace("\n", "")
+    output = console.file.getvalue()
+    assert re.search(r"fedbr +a model that cannot be split", output)
+    assert f"{tmp_path}/compare.html" in output.replace("\n", "")
     written = json.loads((tmp_path / "compare.json").read_text())
     assert [entry["method"] for entry in written["methods"]] == ["fedavg", "fedprox"]
-    assert written["failed"] == [{"method": "fedbr", "reason": "a model that can not be split", "exit_code": 78}]
-    assert written == json.loads(json.dumps(read_comparison(tmp_path, ["fedavg", "fedprox"], failures).figures))
-    assert "a model that can not be split" in (tmp_path / "compare.html").read_text()
+    assert written["failed"] == [{"method": "fedbr", "reason": "a model that cannot be split", "exit_code": 78}]
+    assert written == json.loads(json.dumps(read_comparison(tmp_path, ["fedavg", "fedprox"], failures).document))
+    assert "a model that cannot be split" in (tmp_path / "compare.html").read_text()
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -394,7 +401,7 @@ def test_a_run_that_is_not_finished_is_listed_as_such(tmp_path: Path, make: Make
     assert "no such folder" in reasons["fedlc"]
 
 
-def test_a_comparison_is_shown_again_beside_runs(tmp_path: Path, make: Any) -> None:
+def test_a_comparison_and_runs_are_shown_together(tmp_path: Path, make: Any) -> None:
     for method in ("fedavg", "fedprox"):
         make(method)
     show_comparison(tmp_path, ["fedavg", "fedprox"], (), Console(file=io.StringIO()))

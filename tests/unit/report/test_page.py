@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from fedrpc.cli import app
 from fedrpc.errors import ConfigError
-from fedrpc.report.page import show_runs, tiles, write_page
-from fedrpc.report.table import size
+from fedrpc.report.page import make_tiles, show_runs, write_page
+from fedrpc.report.table import format_size
 from fedrpc.study.reading import read_run
 
 MakeRun = Callable[..., Path]
@@ -48,7 +48,7 @@ class Checker(HTMLParser):
         self.text.append(data)
 
 
-def checked(path: Path) -> Checker:
+def parse_page(path: Path) -> Checker:
     text = path.read_text(encoding="utf-8")
     found = Checker()
     found.feed(text)
@@ -58,7 +58,7 @@ def checked(path: Path) -> Checker:
     return found
 
 
-def edited(folder: Path, **changes: Any) -> Path:
+def edit_summary(folder: Path, **changes: Any) -> Path:
     path = folder / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     return folder
@@ -67,7 +67,7 @@ def edited(folder: Path, **changes: Any) -> Path:
 def test_the_page_has_the_numbers_of_the_summary(make_run: MakeRun) -> None:
     folder = make_run(clients=5, rounds=4, per_round=3)
     summary = json.loads((folder / "summary.json").read_text())
-    page = checked(write_page(folder))
+    page = parse_page(write_page(folder))
     text = "\n".join(page.text)
     part, accuracy = summary["bytes"], summary["accuracy"]
     for direction in ("down", "up"):
@@ -78,17 +78,23 @@ def test_the_page_has_the_numbers_of_the_summary(make_run: MakeRun) -> None:
         assert f"{part['total'][direction]['kernel']:,}" in page.text
         assert f"{part['total'][direction]['message'] - part['method'][direction]['message']:,}" in page.text
     assert f"{accuracy['global']:.2f} %" in page.text
-    for told in ("last ten 55.50 %", "91.25 % in round 3 (test-selected)", "77.77 %", "worst tenth 51.50 %", "12.3 %²"):
-        assert told in text
+    for expected in (
+        "last ten 55.50 %",
+        "91.25 % in round 3 (test-selected)",
+        "77.77 %",
+        "worst tenth 51.50 %",
+        "12.3 %²",
+    ):
+        assert expected in text
     assert "1.250 x FedAvg" in page.text
-    assert size(sum(part["total"][direction]["kernel"] for direction in ("down", "up"))) in page.text
+    assert format_size(sum(part["total"][direction]["kernel"] for direction in ("down", "up"))) in page.text
     assert summary["model_sha256"] in page.text
-    assert "4,242 rows of 5 clients held against the server's" in page.text
+    assert "4,242 rows of 5 clients compared with the server's" in page.text
     assert "agree to the byte" in page.text
 
 
-def test_every_figure_is_there(make_run: MakeRun) -> None:
-    page = checked(write_page(make_run()))
+def test_every_plot_is_there(make_run: MakeRun) -> None:
+    page = parse_page(write_page(make_run()))
     titles = [
         *("Accuracy", "Loss", "Recall of each class", "Accuracy on clients' own tests", "Local losses"),
         *(
@@ -96,7 +102,7 @@ def test_every_figure_is_there(make_run: MakeRun) -> None:
             "Layers",
             "Bytes over rounds",
             "Accuracy against bytes",
-            "Who paid how many bytes",
+            "Bytes of each client",
         ),
         *("Samples of each client", "Class shares", "Releases", "Ledger check", "Configuration"),
     ]
@@ -106,7 +112,7 @@ def test_every_figure_is_there(make_run: MakeRun) -> None:
 
 def test_marks_say_what_they_are(make_run: MakeRun) -> None:
     folder = make_run(clients=4, rounds=3)
-    page = checked(write_page(folder))
+    page = parse_page(write_page(folder))
     run = read_run(folder)
     assert "client 2: 52.00 %" in page.text
     assert "round 2: accuracy 91.25 %" in page.text
@@ -129,7 +135,7 @@ def test_marks_say_what_they_are(make_run: MakeRun) -> None:
     ],
 )
 def test_runs_of_any_kind_have_a_page(make_run: MakeRun, options: dict[str, Any]) -> None:
-    page = checked(write_page(make_run(**options)))
+    page = parse_page(write_page(make_run(**options)))
     assert ("not measured" in page.text) == (not options.get("evaluated", True))
 
 
@@ -141,7 +147,7 @@ def test_a_large_run_has_a_small_page(make_run: MakeRun) -> None:
 def test_500_clients_have_a_small_page(make_run: MakeRun) -> None:
     folder = make_run(clients=500, rounds=4, num_classes=100)
     path = write_page(folder)
-    checked(path)
+    parse_page(path)
     assert path.stat().st_size < 1_500_000
 
 
@@ -158,29 +164,29 @@ def test_a_diverged_run_says_so(make_run: MakeRun) -> None:
     assert not re.search(r'points="[^"]*(nan|inf)', text)
 
 
-def test_epsilon_is_shown_with_who_reckoned_it_and_where_noise_came_from(make_run: MakeRun) -> None:
+def test_epsilon_is_shown_with_its_accountant_and_the_source_of_noise(make_run: MakeRun) -> None:
     privacy = {"epsilon": 3.25, "delta": 1e-5, "accountant": "RDP", "reason": "", "releases": {}}
-    folder = edited(
+    folder = edit_summary(
         make_run(), privacy=privacy | {"releases": {"weights": {"count": 1, "epsilon": 3.25, "delta": 1e-5}}}
     )
     row = {"index": 0, "client": 0, "round": 0, "phase": "fit", "kind": "weights", "parts": ["weights"]}
     row |= {"mechanism": "gaussian", "parameters": {"sigma": 0.5}, "covers": "Theorem 1"}
     (folder / "privacy.jsonl").write_text(json.dumps(row) + "\n")
-    text = "\n".join(checked(write_page(folder)).text)
-    for told in (
+    text = "\n".join(parse_page(write_page(folder)).text)
+    for expected in (
         "ε = 3.25",
         "at δ = 1e-05 (RDP)",
         "gaussian (sigma 0.5)",
         "Theorem 1",
-        "no protection from who knows the seed",
+        "no protection against anyone who knows the seed",
     ):
-        assert told in text
+        assert expected in text
     (folder / "config.toml").write_text((folder / "config.toml").read_text().replace('"seeded"', '"secret"'))
     assert "who knows the seed" not in write_page(folder).read_text()
 
 
-def test_no_guarantee_is_told_with_its_reason(make_run: MakeRun) -> None:
-    page = checked(write_page(make_run()))
+def test_no_guarantee_is_shown_with_its_reason(make_run: MakeRun) -> None:
+    page = parse_page(write_page(make_run()))
     place = page.text.index("no guarantee")
     assert page.text[place + 1] == "scalars, weights left clients uncovered"
 
@@ -194,34 +200,34 @@ def test_no_guarantee_is_told_with_its_reason(make_run: MakeRun) -> None:
         ({"only_client": 1}, "agree where both have rows", ""),
     ],
 )
-def test_the_ledger_tile_is_honest(make_run: MakeRun, check: dict[str, int], value: str, mood: str) -> None:
+def test_the_ledger_tile_shows_disagreement(make_run: MakeRun, check: dict[str, int], value: str, mood: str) -> None:
     folder = make_run()
     summary = json.loads((folder / "summary.json").read_text())
-    edited(folder, ledger_check=summary["ledger_check"] | check)
-    tile = next(tile for tile in tiles(read_run(folder)) if tile.name == "ledgers")
+    edit_summary(folder, ledger_check=summary["ledger_check"] | check)
+    tile = next(tile for tile in make_tiles(read_run(folder)) if tile.name == "ledgers")
     assert (tile.value, tile.mood) == (value, mood)
 
 
-def test_measured_bytes_that_miss_the_formula_are_told(make_run: MakeRun) -> None:
+def test_measured_bytes_that_differ_from_the_formula_are_shown(make_run: MakeRun) -> None:
     folder = make_run()
     part = json.loads((folder / "summary.json").read_text())["bytes"]
-    edited(folder, bytes=part | {"predicted": part["predicted"] | {"total": part["predicted"]["total"] // 2}})
-    tile = next(tile for tile in tiles(read_run(folder)) if tile.name == "overhead")
+    edit_summary(folder, bytes=part | {"predicted": part["predicted"] | {"total": part["predicted"]["total"] // 2}})
+    tile = next(tile for tile in make_tiles(read_run(folder)) if tile.name == "overhead")
     assert "+100 % off the predicted" in tile.note
 
 
 def test_kernel_counts_that_are_not_exact_say_why(make_run: MakeRun) -> None:
     folder = make_run()
     part = json.loads((folder / "summary.json").read_text())["bytes"]
-    assert "HTTP/2 and TLS around them" in checked(write_page(folder)).text
-    edited(folder, bytes=part | {"transport": None, "kernel_note": "the run was resumed"})
-    page = checked(write_page(folder))
+    assert "HTTP/2 and TLS around them" in parse_page(write_page(folder)).text
+    edit_summary(folder, bytes=part | {"transport": None, "kernel_note": "the run was resumed"})
+    page = parse_page(write_page(folder))
     assert "the run was resumed" in page.text
     assert "HTTP/2 and TLS around them" not in page.text
 
 
 def test_text_from_a_run_is_escaped(make_run: MakeRun) -> None:
-    folder = edited(make_run(), method="<script>alert(1)</script>", dataset="a&b")
+    folder = edit_summary(make_run(), method="<script>alert(1)</script>", dataset="a&b")
     text = write_page(folder).read_text()
     assert "<script>" not in text
     assert "&lt;script&gt;" in text
@@ -240,21 +246,21 @@ def test_show_runs_prints_the_table_and_the_path_of_each(make_run: MakeRun) -> N
     assert text.count("Bytes on the wire") == 2
 
 
-def test_the_command_takes_many_folders(make_run: MakeRun) -> None:
+def test_the_command_accepts_several_folders(make_run: MakeRun) -> None:
     folders = [make_run(), make_run()]
     result = CliRunner().invoke(app, ["report", *map(str, folders)])
     assert result.exit_code == 0
     assert all((folder / "report.html").is_file() for folder in folders)
 
 
-def test_a_wrong_folder_among_many_is_told_before_anything_is_written(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_wrong_folder_is_an_error_before_anything_is_written(make_run: MakeRun, tmp_path: Path) -> None:
     good = make_run()
     with pytest.raises(ConfigError, match="no run at"):
         show_runs([good, tmp_path / "nope"], Console(quiet=True))
     assert not (good / "report.html").exists()
 
 
-def test_a_folder_that_takes_no_file_is_a_clear_error(make_run: MakeRun) -> None:
+def test_a_folder_that_cannot_be_written_is_a_clear_error(make_run: MakeRun) -> None:
     folder = make_run()
     (folder / "report.html.tmp").mkdir()
     with pytest.raises(ConfigError, match=r"cannot write .*report\.html"):
@@ -281,19 +287,19 @@ REPORTED = {
 }
 
 
-def test_a_methods_own_figures_are_on_the_page(make_run: MakeRun) -> None:
-    text = checked(write_page(edited(make_run(), reported=REPORTED))).text
-    for told in ("What fedavg reports", "0.3846 (of <own> data)", "none: [bold] no theorem covers it"):
-        assert told in text
-    for told in ("Latent means", "paper's claim", "sigma/m", "1.614", "-", "No guarantee: a filter."):
-        assert told in text
-    assert "What fedavg reports" not in checked(write_page(edited(make_run(), reported={}))).text
+def test_a_methods_own_values_are_on_the_page(make_run: MakeRun) -> None:
+    text = parse_page(write_page(edit_summary(make_run(), reported=REPORTED))).text
+    for expected in ("What fedavg reports", "0.3846 (of <own> data)", "none: [bold] no theorem covers it"):
+        assert expected in text
+    for expected in ("Latent means", "paper's claim", "sigma/m", "1.614", "-", "No guarantee: a filter."):
+        assert expected in text
+    assert "What fedavg reports" not in parse_page(write_page(edit_summary(make_run(), reported={}))).text
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_methods_own_figures_are_in_the_table(make_run: MakeRun, width: int) -> None:
+def test_a_methods_own_values_are_in_the_table(make_run: MakeRun, width: int) -> None:
     screen = io.StringIO()
-    show_runs([edited(make_run(), reported=REPORTED)], Console(file=screen, width=width))
+    show_runs([edit_summary(make_run(), reported=REPORTED)], Console(file=screen, width=width))
     lines = [" ".join(line.split()) for line in screen.getvalue().splitlines()]
     assert "real fraction 0.3846 (of <own> data)" in lines
     assert "formal privacy none: [bold] no theorem covers it" in lines
@@ -301,36 +307,36 @@ def test_a_methods_own_figures_are_in_the_table(make_run: MakeRun, width: int) -
     assert "No guarantee: a filter." in lines
 
 
-def test_words_in_a_methods_own_rows_are_not_broken_where_it_is_narrow(make_run: MakeRun) -> None:
+def test_words_in_a_methods_own_rows_are_not_broken_on_a_narrow_terminal(make_run: MakeRun) -> None:
     columns = {"key": "level", "made": "made", "rate": "share confident", "wanted": "wanted", "kept": "kept"}
     columns |= {"histogram": "kept by class", "by": "labels by"}
     row = {"key": "0", "made": 3200, "rate": 0.25, "wanted": 150, "kept": 0, "histogram": [0] * 10}
     entry = {"words": "labelling", "about": "", "value": [row | {"by": "the global classifier"}], "columns": columns}
     screen = io.StringIO()
-    show_runs([edited(make_run(), reported={"labelling": entry})], Console(file=screen, width=80))
+    show_runs([edit_summary(make_run(), reported={"labelling": entry})], Console(file=screen, width=80))
     words = screen.getvalue().split()
     for word in ("labels", "global", "classifier", "confident", "3,200"):
         assert word in words
 
 
-def test_an_epsilon_is_written_as_one_wherever_it_stands(make_run: MakeRun) -> None:
+def test_an_epsilon_is_always_written_in_lower_case(make_run: MakeRun) -> None:
     noise = "reproducible noise: no protection from who knows the seed"
     privacy = {"epsilon": 1.1023, "delta": 1e-05, "accountant": "rdp", "reason": None, "noise": noise, "releases": {}}
-    folder = edited(make_run(), privacy=privacy | {"unit": "one record of one client", "adjacency": "zero-out"})
-    text = "\n".join(checked(write_page(folder)).text)
+    folder = edit_summary(make_run(), privacy=privacy | {"unit": "one record of one client", "adjacency": "zero-out"})
+    text = "\n".join(parse_page(write_page(folder)).text)
     assert "ε = 1.102 at δ = 1e-05 by RDP for one record of one client (zero-out)" in text
     assert "\N{GREEK CAPITAL LETTER EPSILON}" not in text
     lead = next(line for line in text.splitlines() if line.startswith("What left clients"))
     assert lead.count("reproducible") == 1
 
 
-def test_kinds_are_told_if_they_were_predicted_alone_and_not_if_there_is_nothing(make_run: MakeRun) -> None:
+def test_kinds_that_were_only_predicted_are_shown_and_empty_ones_are_not(make_run: MakeRun) -> None:
     folder = make_run()
     part = json.loads((folder / "summary.json").read_text())["bytes"]
     part["predicted"]["by_kind"]["down"] |= {"images": 1_886_400, "feedback": 0}
     screen = io.StringIO()
-    show_runs([edited(folder, bytes=part)], Console(file=screen, width=120))
-    page = checked(folder / "report.html").text
+    show_runs([edit_summary(folder, bytes=part)], Console(file=screen, width=120))
+    page = parse_page(folder / "report.html").text
     assert "│ images: tensors" in screen.getvalue()
     assert "1,886,400" in screen.getvalue()
     assert "images, predicted" in page

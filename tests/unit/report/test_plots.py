@@ -6,41 +6,42 @@ from pathlib import Path
 
 import pytest
 
-from fedrpc.report import plots_bytes, plots_learning, plots_split
-from fedrpc.report.style import CSS
+from fedrpc.report import plots_bytes, plots_learning, plots_partition
+from fedrpc.report.markup import render
 from fedrpc.study.reading import read_run
 from fedrpc.wire.kinds import Kind
 
 MakeRun = Callable[..., Path]
+CSS = render("style.css.j2")
 
 
-def test_thinning_keeps_little_enough_and_says_what_it_left_out() -> None:
+def test_thinning_keeps_few_enough_points_and_says_what_it_left_out() -> None:
     history = {client: [(index, [3.0, 2.0, 1.0]) for index in range(10)] for client in range(6)}
 
     def count(kept: plots_learning.History) -> int:
         return sum(len(losses) for stays in kept.values() for _, losses in stays)
 
-    assert plots_learning.thinned(history, 180) == (history, "")
-    ends, words = plots_learning.thinned(history, 120)
+    assert plots_learning.thin(history, 180) == (history, "")
+    ends, words = plots_learning.thin(history, 120)
     assert count(ends) == 120
     assert ends[0][0] == (0, [3.0, 1.0])
     assert words == "Only the first and the last epoch of each round are drawn."
-    some, words = plots_learning.thinned(history, 60)
+    some, words = plots_learning.thin(history, 60)
     assert list(some) == [0, 2, 4]
     assert words.endswith("of 3 of 6 clients.")
-    few, words = plots_learning.thinned(history, 8)
+    few, words = plots_learning.thin(history, 8)
     assert count(few) <= 8
     assert words.endswith("one participation in 3.")
 
 
 def test_one_line_a_client_and_their_median(make_run: MakeRun) -> None:
-    figure = plots_learning.local_losses(read_run(make_run(clients=4, rounds=3, epochs=2)))
-    assert figure is not None
-    assert [words for _, words in figure.legend] == [
+    plot = plots_learning.plot_local_losses(read_run(make_run(clients=4, rounds=3, epochs=2)))
+    assert plot is not None
+    assert [words for _, words in plot.legend] == [
         *(f"client {c}" for c in range(4)),
         "median of a round's last epochs",
     ]
-    lines = re.findall(r'<polyline class="(\w+) \w+" points="([^"]*)"', figure.drawing)
+    lines = re.findall(r'<polyline class="(\w+) \w+" points="([^"]*)"', plot.svg)
     assert [(name, len(points.split())) for name, points in lines] == [
         ("l0", 6),
         ("l1", 6),
@@ -51,31 +52,31 @@ def test_one_line_a_client_and_their_median(make_run: MakeRun) -> None:
 
 
 def test_the_worst_tenth_of_the_clients_is_marked(make_run: MakeRun) -> None:
-    figure = plots_learning.clients(read_run(make_run(clients=25)))
-    assert figure is not None
-    worst = re.findall(r'<rect class="f3"[^>]*><title>client (\d+):', figure.drawing)
+    plot = plots_learning.plot_clients(read_run(make_run(clients=25)))
+    assert plot is not None
+    worst = re.findall(r'<rect class="f3"[^>]*><title>client (\d+):', plot.svg)
     assert worst == ["0", "1", "2"]
 
 
 def test_bytes_spent_at_a_round_are_those_of_the_method_up_to_it(make_run: MakeRun) -> None:
     run = read_run(make_run(clients=2, rounds=3, weights=1000))
-    spent = [size_bytes for _, size_bytes, _ in plots_bytes.spent_at(run)]
+    spent = [size_bytes for _, size_bytes, _ in plots_bytes.list_spending(run)]
     one_round = 2 * (2 * (1020 + 600) + 40)
     assert spent == [one_round, 2 * one_round, 3 * one_round]
     method = run.summary["bytes"]["method"]
     assert spent[-1] == method["down"]["message"] + method["up"]["message"]
 
 
-def test_targets_are_told_with_the_first_round_that_reached_them() -> None:
+def test_targets_are_described_with_the_first_round_that_reached_them() -> None:
     points = [(0, 10, 35.0), (1, 20, 52.0), (2, 30, 49.0), (3, 40, 71.0), (4, 50, 88.0)]
-    told = "Reached 50 % after 20 B (round 1), 70 % after 40 B (round 3), 80 % after 50 B (round 4)."
-    assert plots_bytes.reached(points) == told
-    assert plots_bytes.reached([(0, 10, 9.0)]) == ""
+    expected = "Reached 50 % after 20 B (round 1), 70 % after 40 B (round 3), 80 % after 50 B (round 4)."
+    assert plots_bytes.describe_targets(points) == expected
+    assert plots_bytes.describe_targets([(0, 10, 9.0)]) == ""
 
 
 @pytest.mark.parametrize(("value", "text"), [(0, "0 B"), (2e6, "2 MB"), (2.5e9, "2.5 GB"), (500, "500 B")])
 def test_sizes_on_an_axis_are_short(value: float, text: str) -> None:
-    assert plots_bytes.size_tick(value) == text
+    assert plots_bytes.format_size_tick(value) == text
 
 
 def test_every_kind_has_a_colour_in_the_style_sheet() -> None:
@@ -96,15 +97,17 @@ def test_every_series_has_a_colour_for_light_and_dark(style: str) -> None:
     assert CSS.count(f"--s{style[1]}:#") == 2
 
 
-def test_many_classes_are_drawn_as_sizes_and_shades(make_run: MakeRun) -> None:
+def test_many_classes_are_plotted_as_sizes_and_shades(make_run: MakeRun) -> None:
     run = read_run(make_run(clients=70, num_classes=30))
-    assert [words for _, words in plots_split.bars(run).legend] == ["all classes"]
-    heat = plots_split.heat(run).drawing
+    assert [words for _, words in plots_partition.plot_counts(run.card["n_kc"], run.classes).legend] == ["all classes"]
+    heat = plots_partition.plot_shares(run.card["n_kc"], run.classes).svg
     assert heat.count("<image") == 1
     assert heat.count('class="cell') == 0
 
 
 def test_a_small_heat_map_has_its_numbers(make_run: MakeRun) -> None:
     run = read_run(make_run(clients=4, num_classes=5))
-    cells = re.findall(r'<text class="cell[^>]*>([\d,]+)<', plots_split.heat(run).drawing)
+    cells = re.findall(
+        r'<text class="cell[^>]*>([\d,]+)<', plots_partition.plot_shares(run.card["n_kc"], run.classes).svg
+    )
     assert sum(int(cell.replace(",", "")) for cell in cells) == run.card["num_samples"]

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from fedrpc.errors import ConfigError
+from fedrpc.files import write_durably
 from fedrpc.methods.fedavg import Global
 from fedrpc.server import checkpoint as checkpoints
-from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder, write_durably
+from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder
 from fedrpc.wire import stored
 
 
@@ -118,11 +119,3 @@ def test_a_manifest_that_lacks_a_key_is_refused_in_one_line(folder, lost):
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ConfigError, match="can not be read"):
         kept.load()
-
-
-def test_a_durable_write_replaces_the_file_at_once(tmp_path):
-    path = tmp_path / "file"
-    write_durably(path, b"one")
-    write_durably(path, b"two")
-    assert path.read_bytes() == b"two"
-    assert list(tmp_path.iterdir()) == [path]

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from fedrpc.errors import ConfigError, QuorumError
-from fedrpc.metrics.records import read as read_records
+from fedrpc.metrics.records import read_records
 from fedrpc.problem import Problem
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.evaluation import Evaluator

@@ -19,7 +19,7 @@ from fedrpc.config import build, read_toml, to_toml
 from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.zero_shot import ZeroShotParams
 from fedrpc.problem import Problem
-from fedrpc.report.sheet import contact_sheet
+from fedrpc.report.sheet import make_contact_sheet
 from fedrpc.report.synthetic import show_synthetic
 from fedrpc.study.synthetic import evaluate_inversion, study_synthetic
 
@@ -33,7 +33,7 @@ def changed(folder: Path, **values: Any) -> Problem:
     )
     (folder / "config.toml").write_text(to_toml(config))
     problem = Problem(config)
-    save_file(models.tensors(problem.network()), folder / "model.safetensors")
+    save_file(models.read_tensors(problem.network()), folder / "model.safetensors")
     return problem
 
 
@@ -99,7 +99,7 @@ def test_a_network_without_batchnorm_is_refused(make_run: MakeRun, monkeypatch: 
     changed(folder)
     plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
     monkeypatch.setattr(Problem, "network", lambda _: plain)
-    save_file(models.tensors(plain), folder / "model.safetensors")
+    save_file(models.read_tensors(plain), folder / "model.safetensors")
     with pytest.raises(ConfigError, match="fedrpc synthetic makes data from the statistics"):
         shown(folder)
 
@@ -113,13 +113,13 @@ def test_a_private_run_is_refused_with_the_reason(make_run: MakeRun) -> None:
 
 def test_a_contact_sheet_has_a_row_for_each_class() -> None:
     x = torch.arange(6).float().view(6, 1, 1, 1).expand(6, 1, 2, 3)
-    sheet = contact_sheet(x, (torch.tensor(0.0), torch.tensor(5.0)), num_rows=2)
+    sheet = make_contact_sheet(x, (torch.tensor(0.0), torch.tensor(5.0)), num_rows=2)
     assert sheet.shape == (2 * 3, 3 * 4, 3)
     assert np.allclose(sheet[[0, 3]][:, [0, 4, 8], 0], np.arange(6).reshape(2, 3) / 5)
     assert (sheet[2] == 1).all()
     assert (sheet[:, 3] == 1).all()
     colours = torch.rand(2, 3, 4, 4)
-    shown_colours = contact_sheet(colours, None, num_rows=1)
+    shown_colours = make_contact_sheet(colours, None, num_rows=1)
     assert shown_colours.shape == (5, 10, 3)
     assert shown_colours[:4, :4].min() < shown_colours[:4, :4].max()
 

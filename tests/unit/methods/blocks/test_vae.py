@@ -13,7 +13,7 @@ from torch.distributions import Normal, kl_divergence
 
 from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.vae import Pixels, VaeLoss, decoder_of, divergence, drawn, reconstruction
-from fedrpc.models.dpms import Vae, vae_parts
+from fedrpc.models.dpms import Dpms, Vae
 from fedrpc.training.dpsgd import network_for
 from tests.fakes import problem_of
 
@@ -23,7 +23,7 @@ UNIT = Pixels(torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
 def vae() -> Vae:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return vae_parts((1, 28, 28), 10, latent=6)
+        return Vae(Dpms((1, 28, 28), 10, latent=6))
 
 
 def batch(size: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,7 +78,7 @@ def test_data_without_a_range_is_refused():
 
 
 def test_decoders_start_the_same_everywhere():
-    env = problem_of("fedavg", build=lambda: vae_parts((1, 28, 28), 10, latent=6)).env
+    env = problem_of("fedavg", build=lambda: Vae(Dpms((1, 28, 28), 10, latent=6))).env
     first, second = decoder_of(env, "x"), decoder_of(env, "x")
     assert first(torch.zeros(1, 6)).shape == (1, 1, 28, 28)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))

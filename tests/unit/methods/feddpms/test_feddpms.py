@@ -21,7 +21,7 @@ from fedrpc.methods.feddpms.cost import means_bytes
 from fedrpc.methods.feddpms.latent_means import NONE, NoisyMeans
 from fedrpc.methods.feddpms.messages import Done, Kept, Local, Shared, State, Synthetic
 from fedrpc.methods.feddpms.method import FedDpms
-from fedrpc.models.state import load, payload_bytes, tensors
+from fedrpc.models.state import count_payload_bytes, load, read_tensors
 from tests.fakes import InMemoryFederation, problem_of, run_in_memory
 from tests.unit.methods.feddpms.dpms_runs import LATENT, ROUNDS, SMALL, build, bytes_of, played, problem, step, stored
 
@@ -100,9 +100,9 @@ def test_means_and_decoders_move_once_for_each_client():
     assert bytes_of(run, "latent_means", "up", "share") == {(2, c): rows * 4 * LATENT for c in range(5)}
     assert bytes_of(run, "latent_means", "down", "fit") == {(3, c): rows * 4 * LATENT for c in range(5)}
     assert bytes_of(run, "class_abundance", "down", "fit") == {(3, c): rows * 8 for c in range(5)}
-    decoder = payload_bytes(tensors(decoder_of(run.problem.env, "feddpms")))
+    decoder = count_payload_bytes(read_tensors(decoder_of(run.problem.env, "feddpms")))
     assert bytes_of(run, "weights", "down", "share") == {(2, c): decoder for c in range(5)}
-    model = payload_bytes(run.weights)
+    model = count_payload_bytes(run.weights)
     assert bytes_of(run, "weights", "up", "pretrain") == {
         (index, c): model + decoder * (index == 1) for index in range(2) for c in range(5)
     }
@@ -111,7 +111,10 @@ def test_means_and_decoders_move_once_for_each_client():
 def test_in_private_mode_only_who_is_helped_needs_the_decoder():
     run = played("private")
     assert not bytes_of(run, "weights", "down", "share")
-    model, decoder = payload_bytes(run.weights), payload_bytes(tensors(decoder_of(run.problem.env, "feddpms")))
+    model, decoder = (
+        count_payload_bytes(run.weights),
+        count_payload_bytes(read_tensors(decoder_of(run.problem.env, "feddpms"))),
+    )
     assert bytes_of(run, "weights", "down", "fit") == {
         (index, c): model + decoder * (index == 3) for index in (2, 3, 4) for c in range(5)
     }
@@ -127,13 +130,13 @@ def test_the_log_variance_and_the_decoder_stay_on_their_client_and_go_on_there()
         state, _ = step(federation, state, 1)
         second = [stored(federation, client, "local", Local) for client in range(5)]
     assert state.decoder is None
-    assert set(state.weights) == set(tensors(build()))
+    assert set(state.weights) == set(read_tensors(build()))
     bias = "0.bias"
     assert len({local.decoder[bias].sum().item() for local in first}) == 5, "each client has its own"
     for before, after in zip(first, second, strict=True):
         moved, all_the_way = (
             (after.decoder[bias] - start).norm()
-            for start in (before.decoder[bias], tensors(decoder_of(federation.problem.env, "feddpms"))[bias])
+            for start in (before.decoder[bias], read_tensors(decoder_of(federation.problem.env, "feddpms"))[bias])
         )
         assert 0 < moved < all_the_way, "it went on from where it was"
 

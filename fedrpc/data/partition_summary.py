@@ -1,4 +1,4 @@
-"""Describes a split in numbers that are kept with a run: who holds what, and how far from iid that is."""
+"""Summarizes a partition in the numbers of partition.json: what each client holds, and how far from IID that is."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from fedrpc.data.partition import Partition
 
 
-def card(partition: Partition, y: np.ndarray, num_classes: int) -> dict[str, Any]:
-    """The partition card, ready for JSON.
+def summarize_partition(partition: Partition, y: np.ndarray, num_classes: int) -> dict[str, Any]:
+    """The summary, ready for JSON.
 
     - `n_kc`: samples of each class (column) that each client (row) holds.
     - `class_variance`: for each client the variance over the classes of its class shares, (1/C) sum_c (p_kc - 1/C)^2:
-      0 when it holds all equally, (C-1)/C^2 when it holds one only.
+      0 when it holds all equally, (C-1)/C^2 when it holds only one.
     - `emd`: for each client the distance of its class shares from those of all clients together,
       sum_c |p_kc - p_c|: 0 to 2.
-    - `dropped`: samples that were to be split and went to no client.
+    - `dropped`: samples that went to no client.
     """
     labels = np.asarray(y)
     counts = np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in partition.indices])
@@ -36,13 +36,13 @@ def card(partition: Partition, y: np.ndarray, num_classes: int) -> dict[str, Any
         "dropped": partition.dropped,
         "sizes": {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())},
         "classes_per_client": float((counts > 0).sum(axis=1).mean()),
-        "class_variance": _summary(shares.var(axis=1)),
-        "emd": _summary(np.abs(shares - pooled).sum(axis=1)),
+        "class_variance": _summarize(shares.var(axis=1)),
+        "emd": _summarize(np.abs(shares - pooled).sum(axis=1)),
         "n_kc": counts.tolist(),
     }
 
 
-def _summary(values: np.ndarray) -> dict[str, Any]:
+def _summarize(values: np.ndarray) -> dict[str, Any]:
     return {
         "mean": float(values.mean()),
         "min": float(values.min()),

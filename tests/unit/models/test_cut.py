@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.models import build, split
+from fedrpc.models import build, cut
 
 
 def test_both_halves_are_the_models_own_parameters():
     model = build("zda-cifar", (3, 32, 32), 10)
-    head, tail = split(model, 1)
+    head, tail = cut(model, 1)
     own = {id(p) for p in model.parameters()}
     halves = [id(p) for p in (*head.parameters(), *tail.parameters())]
     assert len(halves) == len(set(halves))
@@ -23,7 +23,7 @@ def test_both_halves_are_the_models_own_parameters():
 
 def test_training_the_tail_trains_the_model_and_leaves_the_head():
     model = build("zda-mnist", (1, 28, 28), 10)
-    head, tail = split(model, 0)
+    head, tail = cut(model, 0)
     before = [p.clone() for p in head.parameters()]
     weight = model.classifier.weight.clone()
     step = torch.optim.SGD(tail.parameters(), lr=0.1)
@@ -36,21 +36,21 @@ def test_training_the_tail_trains_the_model_and_leaves_the_head():
 def test_a_cut_changes_no_mode():
     model = build("zda-mnist", (1, 28, 28), 10).train()
     frozen = model.stages[0].eval()
-    head, tail = split(model, 1)
+    head, tail = cut(model, 1)
     assert not frozen.training
     assert head.training
     assert tail.training
-    head, tail = split(model.eval(), 1)
+    head, tail = cut(model.eval(), 1)
     assert not head.training
     assert not tail.training
 
 
-@given(st.integers().filter(lambda i: not 0 <= i < 3))
-def test_an_illegal_cut_names_the_legal_ones(cut):
-    with pytest.raises(ConfigError, match=rf"cut {cut} of ZdaMnist is out of range; legal cuts are 0 to 2"):
-        split(build("zda-mnist", (1, 8, 8), 10), cut)
+@given(layer=st.integers().filter(lambda i: not 0 <= i < 3))
+def test_an_illegal_cut_names_the_legal_ones(layer):
+    with pytest.raises(ConfigError, match=rf"cut {layer} of ZdaMnist is out of range; legal cuts are 0 to 2"):
+        cut(build("zda-mnist", (1, 8, 8), 10), layer)
 
 
 def test_a_model_without_stages_is_refused():
-    with pytest.raises(ConfigError, match=r"a split needs a model with stages.*Linear"):
-        split(nn.Linear(2, 2), 0)
+    with pytest.raises(ConfigError, match=r"a cut needs a model with stages.*Linear"):
+        cut(nn.Linear(2, 2), 0)
