@@ -41,7 +41,7 @@ def write_run(folder: Path, problem: Problem, played: Played, rounds: int) -> No
     for name in ("records.jsonl", "ledger.jsonl"):
         (folder / name).touch()
     state = stored.dumps(played.state)
-    CheckpointFolder(folder / "checkpoints").save(Checkpoint(rounds + 1, rounds - 1, None, state, [], [0, 0], 1.0))
+    CheckpointFolder(folder / "checkpoints").save(Checkpoint(rounds + 1, rounds - 1, None, state, {}, [], [0, 0], 1.0))
     save_file({name: tensor.contiguous() for name, tensor in played.weights.items()}, folder / "model.safetensors")
 
 
