@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrpc import config, models
+from fedrpc.aggregation import AGGREGATORS
 from fedrpc.data import datasets
 from fedrpc.data.origins import DATASETS
 from fedrpc.data.partition import PARTITIONERS, Partitioner
@@ -280,8 +281,20 @@ def _format_default(field: FieldInfo) -> str:
     return "none" if value is None else str(value)
 
 
+def list_aggregators() -> RenderableType:
+    """Every layer of aggregation, with its parameters."""
+    table = _make_table("aggregator", "about", "parameter", "default", "about it")
+    for name in AGGREGATORS:
+        about, fields = _first_line(AGGREGATORS[name].__doc__), AGGREGATORS[name].Params.model_fields.items()
+        rows = [(f"aggregation.{name}.{key}", _format_default(field), field.description or "") for key, field in fields]
+        for number, row in enumerate(rows or [("", "", "")]):
+            _add_row(table, *(("", "") if number else (name, about)), *row)
+    return table
+
+
 LISTINGS: dict[str, Callable[[], RenderableType]] = {
     "methods": list_methods,
+    "aggregators": list_aggregators,
     "datasets": list_datasets,
     "models": list_models,
     "partitions": list_partitions,

@@ -30,6 +30,10 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", help="Start from a 
 DataDir = Annotated[Path | None, typer.Option(help="Where data sets are ($FEDRPC_DATA when not given).")]
 Out = Annotated[Path | None, typer.Option(help="The run directory; runs/<method>-<dataset>-<hash> when not given.")]
 LogLevel = Annotated[str, typer.Option(callback=log.check_level, help="debug, info, warning or error.")]
+ServerOptimizer = Annotated[
+    str | None,
+    typer.Option(help="none, sgdm, adam, yogi or adagrad: what the server makes of the mean update (FedAdam, ...)."),
+]
 DpSgd = Annotated[
     str | None,
     typer.Option(
@@ -51,6 +55,7 @@ def _run_options(
     seed: Seed = None,
     parallel: Parallel = None,
     device: Device = None,
+    server_optimizer: ServerOptimizer = None,
     dp_sgd: DpSgd = None,
     epsilon_budget: EpsilonBudget = None,
     set_: Set = None,

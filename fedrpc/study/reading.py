@@ -80,7 +80,8 @@ class Run:
     @property
     def title(self) -> str:
         """What was run, in a few words."""
-        return f"{self.summary['method']} on {self.summary['dataset']}"
+        layers = [name for name in self.summary.get("aggregators", []) if name != "mean"]
+        return f"{' + '.join([self.summary['method'], *layers])} on {self.summary['dataset']}"
 
     def ledger(self) -> Iterator[tuple[Key, Sums]]:
         """The rows of ledger.jsonl, one at a time: a long run has millions."""

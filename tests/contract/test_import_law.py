@@ -1,13 +1,15 @@
-"""Keeps the import law and the size budget: who may import whom, where grpc lives, and how long things may be.
+"""Keeps the import law and the size budget: who may import whom, where gRPC and protobuf live, how long things may be.
 
-The law: `wire <- methods.base <- {server, client}`, and server and client never import each other. CONTRIBUTING.md
-says it in words; the tables below say it to the machine. Imports for types only, and inside functions, count too.
+The law is the table of rooms in CONTRIBUTING.md, which this test reads. Imports for types only, and inside functions,
+count too.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -19,19 +21,33 @@ FILES = sorted(
     if not path.stem.endswith(("_pb2", "_pb2_grpc"))  # generated
 )
 
-ROOMS = {"wire", "methods", "server", "client", "data", "models", "privacy", "metrics", "report"}
-FRONT = {"cli", "launch", "deploy"}  # they start the two sides, so they alone may know both; no room knows them
-MAY_IMPORT = {  # these rooms may import no other room than these and themselves
-    "wire": set(),
-    "methods": {"wire", "models", "privacy", "metrics"},
-}
-TYPES_FOR_ALL = ("fedrpc.data.examples",)  # what a client hands to a method: a container, not a loader
+BASE = {"errors", "files", "log", "seeds", "registry", "device", "process", "__init__", "__version__"}
+INTERFACE = {"method", "phases", "runtime", "cost", "tools", "builtin"}  # modules of methods/ that halves are given
+LAZY = ("config", {"methods", "aggregation"})  # inside functions: it checks parameters, and they import it
 GRPC = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "grpc_channelz"}
 GRPC_FILES = {"fedrpc/server/app.py", "fedrpc/client/transport.py", "fedrpc/tls/credentials.py"}
-GRPC_FOLDER = "fedrpc/wire/v1/"
+PROTOBUF_FILES = {"fedrpc/server/app.py", "fedrpc/client/transport.py"}
 VAGUE = {"utils", "util", "common", "helpers", "helper"}
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
+
+
+def read_law() -> dict[str, set[str]]:
+    """Room by room, which other rooms it may import, from the table in CONTRIBUTING.md."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z. ]+)` \| [^|]+ \|([^|]*)\|$", text, flags=re.M)
+    return {room: set(re.findall(r"`([a-z. ]+)`", allowed)) for room, allowed in rows}
+
+
+LAW = read_law()
+
+
+def room_of(name: str) -> str:
+    """The room of a dotted module name below fedrpc."""
+    parts = name.split(".")[1:]
+    if parts[:1] == ["methods"] and len(parts) > 1 and parts[1] in INTERFACE:
+        return "methods interface"
+    return "base" if not parts or parts[0] in BASE else parts[0]
 
 
 def imports(file: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -49,20 +65,22 @@ def imports(file: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
 def why_not(file: str, name: str) -> str | None:
     """Says why `file` may not import `name`, or nothing."""
     parts = name.split(".")
+    generated = file.startswith("fedrpc/wire/v1/")
     if parts[0] in GRPC or any(part.endswith("_pb2_grpc") for part in parts):
-        allowed = file in GRPC_FILES or file.startswith(GRPC_FOLDER)
-        return None if allowed else f"imports {name}: grpc belongs in {', '.join(sorted(GRPC_FILES))} and {GRPC_FOLDER}"
-    here, there = file.removesuffix(".py").split("/")[1], parts[1] if len(parts) > 1 else ""
-    if parts[0] != "fedrpc" or there == here or there not in ROOMS | FRONT:
+        allowed = file in GRPC_FILES or generated
+        return None if allowed else f"imports {name}: gRPC belongs in {', '.join(sorted(GRPC_FILES))}"
+    if parts[:2] == ["google", "protobuf"] or any(part.endswith("_pb2") for part in parts):
+        allowed = file in PROTOBUF_FILES or file.startswith("fedrpc/wire/")
+        return None if allowed else f"imports {name}: protobuf belongs in wire/ and {', '.join(sorted(PROTOBUF_FILES))}"
+    if parts[0] != "fedrpc":
         return None
-    if there in FRONT and here not in FRONT:
-        return f"imports {name}: only the command line and the launcher know fedrpc.{there}"
-    if name.startswith(TYPES_FOR_ALL):
+    here, there = room_of(file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")), room_of(name)
+    if there in (here, "base") or here == "cli" or (here == LAZY[0] and there in LAZY[1]):
         return None
-    if here in MAY_IMPORT and there not in MAY_IMPORT[here]:
-        return f"imports {name}: {here} may import only {', '.join(sorted(MAY_IMPORT[here])) or 'no other room'}"
-    if there in {"server", "client"} and here not in FRONT:
-        return f"imports {name}: only {', '.join(sorted(FRONT))} and fedrpc.{there} itself may import fedrpc.{there}"
+    if here not in LAW:
+        return f"is in the room '{here}', which the table in CONTRIBUTING.md does not have"
+    if there not in LAW[here]:
+        return f"imports {name}: {here} may import only {', '.join(sorted(LAW[here])) or 'no other room'}"
     return None
 
 
@@ -88,24 +106,38 @@ def test_file_keeps_the_law(file: str) -> None:
     assert not found, "\n" + "\n".join(found)
 
 
+def test_every_room_is_in_the_table_and_no_two_import_each_other() -> None:
+    rooms = {room_of(file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")) for file in FILES}
+    assert rooms - {"base"} == set(LAW)
+    assert {room for allowed in LAW.values() for room in allowed} <= set(LAW)
+    list(TopologicalSorter(LAW).static_order())  # raises CycleError
+
+
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("fedrpc/wire/codec.py", "from fedrpc.methods.base import Method"),
+        ("fedrpc/wire/codec.py", "from fedrpc.methods.method import Method"),
         ("fedrpc/wire/codec.py", "import grpc"),
-        ("fedrpc/methods/base.py", "from fedrpc.server import rounds"),
+        ("fedrpc/methods/runtime.py", "from fedrpc.server import rounds"),
+        ("fedrpc/methods/runtime.py", "from fedrpc.aggregation.mean import WeightedMean"),
         ("fedrpc/methods/fedavg.py", "def f():\n    import fedrpc.client.context"),
         ("fedrpc/methods/fedavg.py", "from grpc import aio"),
-        ("fedrpc/methods/fedavg.py", "from fedrpc.data.datasets import load"),
         ("fedrpc/methods/blocks/vae.py", "from ...server.app import serve"),
+        ("fedrpc/aggregation/mean.py", "from fedrpc.methods.fedavg import Update"),
+        ("fedrpc/privacy/ledger.py", "from fedrpc.methods.method import Method"),
+        ("fedrpc/privacy/ledger.py", "from fedrpc.wire.v1 import coordinator_pb2"),
+        ("fedrpc/training/loop.py", "from fedrpc.methods.runtime import Env"),
         ("fedrpc/server/rounds.py", "from fedrpc import client"),
         ("fedrpc/server/rounds.py", "from fedrpc.wire.v1 import coordinator_pb2_grpc"),
         ("fedrpc/client/app.py", "from ..server import mailbox"),
         ("fedrpc/client/app.py", "from .. import server"),
         ("fedrpc/client/app.py", "import grpc.aio"),
-        ("fedrpc/report/page.py", "from fedrpc.server.checkpoint import load"),
+        ("fedrpc/study/audit.py", "from fedrpc.report.table import print_summary"),
+        ("fedrpc/report/page.py", "from fedrpc.server.checkpoint import CheckpointFolder"),
+        ("fedrpc/data/datasets.py", "from fedrpc.models import build"),
         ("fedrpc/config.py", "from fedrpc.client.app import run"),
-        ("fedrpc/server/app.py", "from fedrpc.launch import fork_server"),
+        ("fedrpc/server/app.py", "from fedrpc.launch import supervisor"),
+        ("fedrpc/nowhere/new.py", "from fedrpc.wire import codec"),
         ("fedrpc/server/utils.py", ""),
         ("fedrpc/common/bytes.py", ""),
         ("fedrpc/errors.py", "#\n" * 601),
@@ -122,11 +154,12 @@ def test_the_law_notices(file: str, source: str) -> None:
     [
         ("fedrpc/server/app.py", "import grpc\nfrom fedrpc.wire.v1 import coordinator_pb2_grpc\nfrom . import rounds"),
         ("fedrpc/client/transport.py", "from grpc import aio\nfrom fedrpc.wire import frames"),
-        ("fedrpc/server/rounds.py", "from fedrpc.methods.base import Method\nfrom fedrpc.errors import QuorumError"),
+        ("fedrpc/server/rounds.py", "from fedrpc.methods.phases import Phase\nfrom fedrpc.errors import QuorumError"),
         ("fedrpc/methods/flea.py", "from fedrpc.privacy import mechanisms\nfrom .blocks import vae\nimport torch"),
-        ("fedrpc/methods/base.py", "from fedrpc.data.examples import Examples"),
+        ("fedrpc/methods/runtime.py", "from fedrpc.data.examples import Examples"),
+        ("fedrpc/aggregation/mean.py", "from fedrpc.methods.phases import Phase"),
         ("fedrpc/wire/codec.py", "from fedrpc.errors import WireError\nfrom .kinds import Kind"),
-        ("fedrpc/launch.py", "from fedrpc.server import app\nfrom fedrpc.client import app as client"),
+        ("fedrpc/cli/run.py", "from fedrpc.server import app\nfrom fedrpc.client import app as client"),
         ("fedrpc/errors.py", "#\n" * 600),
         ("fedrpc/errors.py", "def f():\n" + "    pass\n" * 59),
     ],
