@@ -41,6 +41,7 @@ from fedrpc.server.rounds import Desk, ServerRound, task_id
 from fedrpc.server.spool import Spool
 from fedrpc.server.summary import model_sha256, reported, reported_by, shapes_of
 from fedrpc.wire.codec import Payload
+from fedrpc.wire.envelope import Envelope, Idle, build_envelope, read_envelope
 from fedrpc.wire.frames import Assembler, chunk_frames, parse, stored_payload
 from fedrpc.wire.ledger import Attempt, Rows, frame_kind, merge, totals
 from fedrpc.wire.message import Tensors
@@ -127,9 +128,10 @@ def problem_of(method: str | type[Method[Any, Any]], *, build: Build | None = ti
 # Both ends of the wire
 
 
-def frames_of(envelope: pb.Envelope, payload: Payload) -> list[bytes]:
+def frames_of(envelope: Envelope, payload: Payload, attempt: int = 0) -> list[bytes]:
     """A message as it crosses the wire."""
-    return [pb.Frame(envelope=envelope).SerializeToString(), *(data for _, _, data in chunk_frames(payload))]
+    head = pb.Frame(envelope=build_envelope(envelope, attempt=attempt))
+    return [head.SerializeToString(), *(data for _, _, data in chunk_frames(payload))]
 
 
 def received(frames: Sequence[bytes], attempt: Attempt, path: Path | None = None) -> Delivered:
@@ -143,7 +145,7 @@ def received(frames: Sequence[bytes], attempt: Attempt, path: Path | None = None
     for frame, data in zip([first, *rest], frames, strict=True):
         kind, size = frame_kind(frame, first.envelope)
         attempt.add(kind, len(data), size)
-    return Delivered(first.envelope, buffers)
+    return Delivered(read_envelope(first.envelope), buffers)
 
 
 class InMemoryClients:
@@ -174,19 +176,18 @@ class InMemoryClients:
     def exchange(self, task: Task, into: Path) -> Path:
         """Delivers a task, lets the client answer, and leaves the result in a file, every byte booked."""
         payload = task.question.payload
-        question = pb.Envelope(
+        question = Envelope(
             task_id=task.task_id,
             round=task.round,
             phase=task.phase,
             step=task.step,
-            attempt=task.attempt,
             parts=payload.parts,
             digest=payload.digest,
             epoch=task.epoch,
         )
         self.asked.append((task.round, task.phase, task.step, task.client))
         down = Attempt(task.round, task.phase, "down", task.client, task.attempt)
-        delivered = received(frames_of(question, payload), down)
+        delivered = received(frames_of(question, payload, task.attempt), down)
         self._book(task.client, down.closed())
         envelope, answer = stored_payload(self._client(task.client)[1].answer(delivered, threading.Event()))
         up = Attempt(task.round, task.phase, "up", task.client, self.store(task.client).next_attempt(task.task_id))
@@ -451,7 +452,7 @@ class PollingClients:
             if isinstance(got, Delivery):
                 self._mailbox.delivered(got)
                 self._running.append(asyncio.get_running_loop().create_task(self._answer(got.task)))
-            elif isinstance(got, pb.Idle) and got.finished:
+            elif isinstance(got, Idle) and got.finished:
                 return
 
     async def _answer(self, task: Task) -> None:

@@ -21,10 +21,10 @@ from fedrpc.problem import Problem
 from fedrpc.process import give_back_memory
 from fedrpc.seeds import seed_torch
 from fedrpc.wire.codec import decode, encode
+from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import check_name
 from fedrpc.wire.ledger import EVALUATE, LedgerAnswer, to_json
 from fedrpc.wire.tcpinfo import Meter
-from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 _LONG_S = 0.3
 
@@ -59,7 +59,7 @@ class Answerer:
         if not isinstance(body, phase.up):
             raise TypeError(f"phase '{phase.name}' must answer with {phase.up.__name__}, got {type(body).__name__}")
         payload = encode(body)
-        reply = pb.Envelope(
+        reply = Envelope(
             task_id=question.task_id,
             round=question.round,
             phase=question.phase,
@@ -76,7 +76,7 @@ class Answerer:
             "step": question.step,
             "task": question.task_id,
         }
-        told = releases(payload.parts, context.guarantees, where, self._problem.config.privacy.noise)
+        told = releases(payload.kinds, context.guarantees, where, self._problem.config.privacy.noise)
         kept = self._store.commit(reply, payload, transaction.writes, told)
         if took > _LONG_S:
             # A client waits for most of a run, and must not hold what its training needed: 75 idle clients of a small
@@ -93,7 +93,7 @@ class Answerer:
             raise WireError(f"{method.name} has no phase '{name}'; it has {', '.join(sorted(method.phases))}")
         return method.phases[name][0]
 
-    def _context(self, question: pb.Envelope, transaction: Transaction, stop: threading.Event) -> AnswerContext:
+    def _context(self, question: Envelope, transaction: Transaction, stop: threading.Event) -> AnswerContext:
         context = AnswerContext(
             self._problem,
             self._data,

@@ -17,16 +17,16 @@ from fedrpc import log
 from fedrpc.client.answer import Answerer
 from fedrpc.client.identity import Identity
 from fedrpc.client.store import ClientStore, Kept
-from fedrpc.client.transport import SessionLost, Task, Transport
+from fedrpc.client.transport import Admission, Failure, Receipt, SessionLost, Task, Transport
 from fedrpc.config import told
 from fedrpc.device import choose
 from fedrpc.errors import Abstained, Cancelled, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.problem import Problem
 from fedrpc.process import give_back_memory
 from fedrpc.tls.credentials import ClientTls
-from fedrpc.wire.frames import SCHEMA_DIGEST, check_name
+from fedrpc.wire.envelope import Cancel, Envelope, Idle
+from fedrpc.wire.frames import check_name
 from fedrpc.wire.ledger import SESSION, Rows, merge
-from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 _MAX_BAD_MESSAGES = 5  # in a row: then the fault is not a flipped bit
 
@@ -118,13 +118,7 @@ class ClientApp:
                     await asyncio.sleep(delay)
 
     async def _join(self) -> None:
-        request = pb.JoinRequest(
-            client_id=self._options.client_id,
-            instance=self._identity.instance,
-            package_version=fedrpc.__version__,
-            schema_digest=SCHEMA_DIGEST,
-        )
-        answer = await self._transport.join(request)
+        answer = await self._transport.join(self._identity.instance)
         if answer.package_version != fedrpc.__version__:
             self._log.warning("version_skew", server=answer.package_version, client=fedrpc.__version__)
         if not self._answerer:
@@ -135,15 +129,14 @@ class ClientApp:
                 f"the server now serves run {answer.run_id}, this client belongs to {self._run_id}: restart it"
             )
         assert self._store is not None
-        spent = tuple((entry.noise_multiplier, entry.sample_rate, entry.steps) for entry in answer.privacy_spent)
-        if self._store.adopt_chain(answer.privacy_rows, answer.privacy_head, spent):
+        if self._store.adopt_chain(answer.privacy_rows, answer.privacy_head, answer.privacy_spent):
             self._log.warning("privacy_chain_adopted", rows=answer.privacy_rows, why="the local store was lost")
         self._privacy_held = answer.privacy_rows
         self._session = answer.session
         self._see_durable(answer.durable)
         self._log.info("joined", run=answer.run_id)
 
-    def _set_up(self, answer: pb.JoinResponse) -> None:
+    def _set_up(self, answer: Admission) -> None:
         config = told(answer.config)
         if not 0 <= self._options.client_id < config.clients:
             raise Refused(f"client id {self._options.client_id} is out of range: the run has 0 to {config.clients - 1}")
@@ -199,12 +192,12 @@ class ClientApp:
                     raise
                 await self._rejoin(session)  # a new session makes the server deliver the task again
                 continue
-            if isinstance(got, pb.Idle):
+            if isinstance(got, Idle):
                 self._see_durable(got.durable)
                 if got.finished:
                     return got.reason
                 await asyncio.sleep(got.retry_ms / 1000)
-            elif isinstance(got, pb.Cancel):
+            elif isinstance(got, Cancel):
                 self._cancel(got.task_id)
             else:
                 self._take(got)
@@ -241,21 +234,21 @@ class ClientApp:
     async def _answer(self, task: Task) -> None:
         assert self._answerer is not None
         answer, self._stop = self._answerer.answer, threading.Event()
-        result: Kept | pb.Failure
+        result: Kept | Failure
         try:
             result = await asyncio.get_running_loop().run_in_executor(self._thread, answer, task, self._stop)
         except Cancelled:
             raise
         except Abstained as error:
             self._log.warning("abstained", phase=task.envelope.phase, why=str(error))
-            result = pb.Failure(code=pb.Failure.CODE_ABSTAINED, reason=str(error)[:500])
+            result = Failure(str(error)[:500], abstained=True)
         except Exception as error:
             expected = isinstance(error, FedrpcError)
             self._log.error("answer_failed", phase=task.envelope.phase, error=str(error), exc_info=not expected)
-            result = pb.Failure(code=pb.Failure.CODE_ERROR, reason=f"{type(error).__name__}: {error}"[:500])
+            result = Failure(f"{type(error).__name__}: {error}"[:500])
         await self._submit(task, result)
 
-    async def _submit(self, task: Task, result: Kept | pb.Failure) -> None:
+    async def _submit(self, task: Task, result: Kept | Failure) -> None:
         """Sends a result until the server has it, or is past it."""
         bad = away = 0
         while not self._is_over(task):
@@ -276,22 +269,12 @@ class ClientApp:
                 self._see_durable(response.durable)
                 return
 
-    async def _send(self, task: pb.Envelope, session: str, result: Kept | pb.Failure) -> pb.SubmitResponse:
+    async def _send(self, question: Envelope, session: str, result: Kept | Failure) -> Receipt:
         assert self._store is not None
-        if isinstance(result, pb.Failure):
-            envelope = pb.Envelope(
-                session=session,
-                task_id=task.task_id,
-                round=task.round,
-                phase=task.phase,
-                step=task.step,
-                question=task.digest,
-                failure=result,
-                epoch=task.epoch,
-            )
-            return await self._transport.submit_failure(envelope)
-        rows = pb.PrivacyRows(first=self._privacy_held, rows=self._store.privacy_rows(self._privacy_held))
-        return await self._transport.submit(result, session, self._store.next_attempt(task.task_id), rows)
+        if isinstance(result, Failure):
+            return await self._transport.submit_failure(question, session, result)
+        first, attempt = self._privacy_held, self._store.next_attempt(question.task_id)
+        return await self._transport.submit(result, session, attempt, first, self._store.privacy_rows(first))
 
 
 def _pause_s(attempt: int) -> float:

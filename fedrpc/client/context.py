@@ -20,7 +20,7 @@ from fedrpc.problem import Problem
 from fedrpc.seeds import derive, torch_generator
 from fedrpc.training.loop import TrainReport, learning_rate, train
 from fedrpc.training.losses import Loss
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.envelope import Envelope
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class AnswerContext:
         problem: Problem,
         data: ClientData,
         client: int,
-        question: pb.Envelope,
+        question: Envelope,
         *,
         device: torch.device,
         store: Store,

@@ -21,8 +21,8 @@ from fedrpc.privacy.ledger import GENESIS, Release, chained, history_of
 from fedrpc.privacy.mechanisms import History
 from fedrpc.wire import ledger, stored
 from fedrpc.wire.codec import Payload
-from fedrpc.wire.frames import SMALL_BYTES, check_bytes, file_bytes, stored_payload, write_file
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.envelope import Envelope
+from fedrpc.wire.frames import check_bytes, file_bytes, fits_envelope, stored_payload, write_file
 
 T = TypeVar("T")
 Kept = Path | bytes  # an answer's file, or of a small one the bytes that would be in it
@@ -143,7 +143,7 @@ class ClientStore:
         return None
 
     def commit(
-        self, envelope: pb.Envelope, payload: Payload, writes: dict[str, bytes | None], released: Iterable[Release]
+        self, envelope: Envelope, payload: Payload, writes: dict[str, bytes | None], released: Iterable[Release]
     ) -> Kept:
         """Makes an answer count: its writes, its bytes and its privacy rows, all or none.
 
@@ -154,7 +154,7 @@ class ClientStore:
         released = list(released)
         promised = any(release.guarantee.history for release in released)
         kept: Kept
-        if payload.size_bytes <= SMALL_BYTES:
+        if fits_envelope(payload):
             kept = file_bytes(envelope, payload)
         else:
             kept = self._answers / envelope.task_id

@@ -13,7 +13,6 @@ from fedrpc.errors import WireError
 from fedrpc.privacy.accountant import merged
 from fedrpc.privacy.mechanisms import NO_GUARANTEE, Guarantee, History
 from fedrpc.wire.kinds import NOT_DATA_DERIVED, Kind
-from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 GENESIS = b"\0" * 32
 _MAX_ENTRIES = 64  # of a row's history
@@ -64,33 +63,33 @@ class Release:
 
 
 def releases(
-    parts: Iterable[pb.Part], guarantees: Mapping[str, Guarantee], where: Mapping[str, Any], noise: str = "seeded"
+    kinds: Mapping[str, Kind], guarantees: Mapping[str, Guarantee], where: Mapping[str, Any], noise: str = "seeded"
 ) -> list[Release]:
     """The releases among the parts of an answer, one for each guarantee and kind; uncovered parts are together.
 
     Args:
+        kinds: The kind of each part of the answer, by part name.
         guarantees: By part name; what covers one part covers no other. What several parts share is charged once.
         noise: Where the run's noise comes from.
     """
     found: dict[tuple[int, Kind], Release] = {}
-    names = {part.name for part in parts}
-    if unknown := set(guarantees) - names:
-        raise TypeError(f"released {', '.join(sorted(unknown))}, but the answer's parts are {', '.join(sorted(names))}")
+    if unknown := set(guarantees) - set(kinds):
+        raise TypeError(f"released {', '.join(sorted(unknown))}, but the answer's parts are {', '.join(sorted(kinds))}")
     charged: set[int] = set()
-    for part in parts:
-        kind, told = Kind(part.kind), guarantees.get(part.name, UNCOVERED)
+    for part, kind in kinds.items():
+        told = guarantees.get(part, UNCOVERED)
         if kind in NOT_DATA_DERIVED:
             continue
         key = (id(told), kind)
         if key in found:
-            found[key] = replace(found[key], parts=(*found[key].parts, part.name))
+            found[key] = replace(found[key], parts=(*found[key].parts, part))
             continue
         if told.history:
             extra = {"noise": NOISE[noise]} | ({CHARGED: "with another kind"} if id(told) in charged else {})
             history = () if id(told) in charged else told.history
             charged.add(id(told))
             told = replace(told, parameters=dict(told.parameters) | extra, history=history)
-        found[key] = Release(kind, (part.name,), told, where)
+        found[key] = Release(kind, (part,), told, where)
     return list(found.values())
 
 

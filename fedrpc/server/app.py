@@ -24,12 +24,11 @@ from fedrpc.server.roster import Held, OutOfRange, Roster, Session, UnknownSessi
 from fedrpc.server.rounds import Desk
 from fedrpc.tls.credentials import ServerTls, server_credentials
 from fedrpc.tls.endpoint import check_address
-from fedrpc.wire.frames import SCHEMA_DIGEST, Assembler, check_name, parse
+from fedrpc.wire.envelope import Cancel, Idle
+from fedrpc.wire.frames import SCHEMA_DIGEST, SERVICE, Assembler, build_inline_chunks, check_name, parse
 from fedrpc.wire.kinds import Direction, Kind
 from fedrpc.wire.ledger import SESSION, Attempt, LedgerFile, Rows, frame_kind, merge
 from fedrpc.wire.v1 import coordinator_pb2 as pb
-
-SERVICE = "fedrpc.wire.v1.Coordinator"
 
 # The one table of what an error is on the wire.
 STATUS: list[tuple[type[Exception], grpc.StatusCode]] = [
@@ -151,10 +150,9 @@ class Servicer:
             if isinstance(got, Delivery):
                 await self._deliver(got, session, context)
                 return
-            said = pb.Frame(idle=got) if isinstance(got, pb.Idle) else pb.Frame(cancel=got)
-            frame = said.SerializeToString()
+            frame = _serialise_notice(got)
             self._book_session("down", session.client, len(frame))
-            if said.idle.finished:
+            if isinstance(got, Idle) and got.finished:
                 # Its id is free, should another pod come for it. Not after the write: a client that has read this frame
                 # hangs up, which can cancel us there.
                 self._roster.close(session)
@@ -216,7 +214,7 @@ class Servicer:
             digest=task.question.payload.digest,
             durable=self._mailbox.durable,
             epoch=task.epoch,
-            chunks=task.question.chunks,
+            chunks=build_inline_chunks(task.question.payload),
         )
 
     # Submit
@@ -332,6 +330,15 @@ class Servicer:
             assembler.add(frame.chunk)
             data = await self._next(frames)
         assembler.finish()
+
+
+def _serialise_notice(notice: Cancel | Idle) -> bytes:
+    if isinstance(notice, Cancel):
+        frame = pb.Frame(cancel=pb.Cancel(task_id=notice.task_id, reason=notice.reason))
+    else:
+        idle = pb.Idle(retry_ms=notice.retry_ms, finished=notice.finished, reason=notice.reason, durable=notice.durable)
+        frame = pb.Frame(idle=idle)
+    return frame.SerializeToString()
 
 
 async def _abort(context: Any, error: Exception) -> None:

@@ -17,9 +17,9 @@ from fedrpc.config import LimitsConfig
 from fedrpc.server.roster import Roster, Session
 from fedrpc.server.spool import Spooled
 from fedrpc.wire.codec import Payload, encode
-from fedrpc.wire.frames import chunk_frames, riding_chunks
+from fedrpc.wire.envelope import Cancel, Idle
+from fedrpc.wire.frames import chunk_frames, fits_envelope
 from fedrpc.wire.kinds import Kind
-from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 Frame = tuple[Kind, int, bytes]  # kind, tensor bytes, serialised
 
@@ -49,15 +49,10 @@ class Question:
         return ((Kind(parts[index].kind), size, data) for index, size, data in chunk_frames(self.payload))
 
     def frames(self) -> Iterable[Frame]:
-        """The chunks that do not ride in the envelope, serialised."""
-        if self.chunks:
+        """The chunks, serialised; none when they travel in the envelope."""
+        if fits_envelope(self.payload):
             return ()
         return self._kept if self._shared else self._made()
-
-    @cached_property
-    def chunks(self) -> list[pb.Chunk]:
-        """The chunks that ride in the envelope; the others have frames."""
-        return riding_chunks(self.payload)
 
     @property
     def prepared(self) -> bool:
@@ -73,7 +68,6 @@ class Question:
         if not self._shared:
             self._message = None
             vars(self).pop("payload", None)
-            vars(self).pop("chunks", None)
 
 
 @dataclass(frozen=True)
@@ -140,7 +134,7 @@ class Mailbox:
         self._open: dict[str, Task] = {}  # in posting order, which is cohort order
         self._busy: dict[int, Task] = {}  # leases, by client
         self._ended: dict[str, None] = {}  # accepted lately: a second submission is a duplicate, not late
-        self._finished: pb.Idle | None = None
+        self._finished: Idle | None = None
         self._ending = False
         self.durable = 0  # durable points so far
         self._log = log.get("mailbox")
@@ -165,7 +159,7 @@ class Mailbox:
 
     def finish(self, reason: str) -> None:
         """Answers every poll from now on with the end of the run."""
-        self._finished = pb.Idle(finished=True, reason=reason, durable=self.durable)
+        self._finished = Idle(finished=True, reason=reason, durable=self.durable)
         for session in self._roster:
             self._wake(session, self._finished)
 
@@ -181,11 +175,11 @@ class Mailbox:
 
     # The clients' side
 
-    async def next(self, session: Session) -> Delivery | pb.Cancel | pb.Idle:
+    async def next(self, session: Session) -> Delivery | Cancel | Idle:
         """Parks a client's poll until there is something for it."""
         if self._finished:
             return self._finished
-        self._wake(session, pb.Idle(retry_ms=0, durable=self.durable))  # a newer poll replaces an older one
+        self._wake(session, Idle(durable=self.durable))  # a newer poll replaces an older one
         parked: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         session.parked = parked
         self._pump()
@@ -198,16 +192,16 @@ class Mailbox:
         self._unpark(session, parked)
         replaced = self._roster.of(session.client) is not session  # then the task waits for the new session already
         if parked.done() and not (replaced and isinstance(parked.result(), Delivery)):
-            got: Delivery | pb.Cancel | pb.Idle = parked.result()
+            got: Delivery | Cancel | Idle = parked.result()
             return got
-        return pb.Idle(retry_ms=0, durable=self.durable)
+        return Idle(durable=self.durable)
 
     def _take_back(self, session: Session, parked: asyncio.Future[Any]) -> None:
         """A poll broke off before it could bring what it was woken with: the next one brings it."""
         got = parked.result() if parked.done() and self._roster.of(session.client) is session else None
         if isinstance(got, Delivery):
             self.undelivered(got)
-        elif isinstance(got, pb.Cancel):
+        elif isinstance(got, Cancel):
             session.notices.insert(0, got)
             self._pump()
 
@@ -287,7 +281,7 @@ class Mailbox:
             del self._busy[task.client]
             session = self._roster.of(task.client)
             if cancel and session and isinstance(outcome, Missing):
-                session.notices.append(pb.Cancel(task_id=task.task_id, reason=outcome.reason))
+                session.notices.append(Cancel(task_id=task.task_id, reason=outcome.reason))
         if not task.done:
             task.outcome.set_result(outcome)
         self._pump()
@@ -297,7 +291,7 @@ class Mailbox:
     def session_replaced(self, old: Session) -> None:
         """A client joined again: what its old session held waits for the new one."""
         if old.parked and not old.parked.done():
-            old.parked.set_result(pb.Idle(retry_ms=0, durable=self.durable))
+            old.parked.set_result(Idle(durable=self.durable))
         task = self._busy.get(old.client)
         if task:
             self.undelivered(Delivery(task, task.attempt))

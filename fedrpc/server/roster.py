@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedrpc.errors import Refused
+from fedrpc.wire.envelope import Cancel
 
 
 class Held(Refused):
@@ -34,7 +35,7 @@ class Session:
     last_seen: float
     parked: asyncio.Future[Any] | None = None
     streams: int = 0  # transfers under way, in either direction
-    notices: list[Any] = field(default_factory=list)  # cancels that wait for the next poll
+    notices: list[Cancel] = field(default_factory=list)  # for the next poll
 
     def alive(self, now: float, grace_s: float) -> bool:
         """Whether the client gave a sign of life lately."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fedrpc.errors import WireError
+from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import check_bytes, read_bytes, read_file
-from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 _SMALL = "small.log"
 
@@ -32,7 +32,7 @@ class Span:
 Spooled = Path | Span
 
 
-def read_reply(reply: Spooled) -> tuple[pb.Envelope, list[memoryview]]:
+def read_reply(reply: Spooled) -> tuple[Envelope, list[memoryview]]:
     """A reply's envelope and parts; raises WireError when it is torn."""
     return read_file(reply) if isinstance(reply, Path) else read_bytes(reply.read(), "a reply")
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,11 @@ class Payload:
     def size_bytes(self) -> int:
         """Tensor bytes of all parts."""
         return sum(part.size for part in self.parts)
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """The kind of each part, by the part's name."""
+        return {part.name: Kind(part.kind) for part in self.parts}
 
 
 def encode(message: Any) -> Payload:
@@ -100,6 +105,12 @@ def check_header(part: pb.Part) -> None:
         total += math.prod(spec.shape) * DTYPES[spec.dtype].itemsize
     if total != part.size:
         raise WireError(f"part '{part.name}' says {part.size} bytes but its tensors take {total}")
+
+
+def read_layout(parts: Iterable[pb.Part], name: str) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtype and shape of every tensor in the parts of a name, by the tensor's path."""
+    specs = [spec for part in parts if part.name == name for spec in part.tensors]
+    return {spec.path: (DTYPES[spec.dtype], tuple(spec.shape)) for spec in specs}
 
 
 def decode(cls: type, parts: Sequence[pb.Part], buffers: Sequence[memoryview]) -> Any:

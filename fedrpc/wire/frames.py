@@ -16,13 +16,15 @@ from google.protobuf.message import DecodeError, Message
 
 from fedrpc.errors import WireError
 from fedrpc.wire.codec import Payload, check_header
+from fedrpc.wire.envelope import Envelope, build_envelope, read_envelope
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 M = TypeVar("M", bound=Message)
 
 CHUNK_BYTES = 1 << 20  # the cheapest in CPU seconds a gigabyte; see protos/README.md
-SMALL_BYTES = 32 << 10  # a message up to this rides in its envelope: another frame costs more than its bytes
+SMALL_BYTES = 32 << 10  # a message up to this travels inside its envelope: another frame costs more than its bytes
 GRPC_PREFIX_BYTES = 5  # gRPC's own header of each message
+SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
 SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()  # equal digests can talk
 _ALIGN = 64
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}", re.ASCII)
@@ -56,9 +58,14 @@ def chunk_frames(payload: Payload) -> Iterator[tuple[int, int, bytes]]:
             yield index, size, b"".join([_chunk_prefix(index, size), *pieces])
 
 
-def riding_chunks(payload: Payload) -> list[pb.Chunk]:
-    """The chunks of a small payload, to ride in its envelope; none of a larger one, which has frames for them."""
-    if payload.size_bytes > SMALL_BYTES:
+def fits_envelope(payload: Payload) -> bool:
+    """Whether a payload is small enough to travel inside its envelope; a larger one is sent as chunk frames."""
+    return payload.size_bytes <= SMALL_BYTES
+
+
+def build_inline_chunks(payload: Payload) -> list[pb.Chunk]:
+    """The chunks that travel inside the envelope: all of a small payload, none of a larger one."""
+    if not fits_envelope(payload):
         return []
     return [pb.Chunk(part=index, data=b"".join(views)) for index, views in enumerate(payload.buffers) if views]
 
@@ -173,22 +180,22 @@ def _write_footer(file: BinaryIO, envelope: pb.Envelope) -> None:
     file.write(text + len(text).to_bytes(8, "little") + _MAGIC)
 
 
-def _write(file: BinaryIO, envelope: pb.Envelope, payload: Payload) -> None:
+def _write(file: BinaryIO, envelope: Envelope, payload: Payload) -> None:
     for views in payload.buffers:
         _pad(file)
         for view in views:
             file.write(view)
-    _write_footer(file, envelope)
+    _write_footer(file, build_envelope(envelope))
 
 
-def file_bytes(envelope: pb.Envelope, payload: Payload) -> bytes:
+def file_bytes(envelope: Envelope, payload: Payload) -> bytes:
     """What `write_file` writes: for small messages, of which a file each costs more than all the rest."""
     buffer = io.BytesIO()
     _write(buffer, envelope, payload)
     return buffer.getvalue()
 
 
-def write_file(path: Path, envelope: pb.Envelope, payload: Payload, *, sync: bool) -> None:
+def write_file(path: Path, envelope: Envelope, payload: Payload, *, sync: bool) -> None:
     """Keeps a payload and its envelope in one file, which appears whole or not at all."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
@@ -199,7 +206,7 @@ def write_file(path: Path, envelope: pb.Envelope, payload: Payload, *, sync: boo
     temporary.replace(path)
 
 
-def read_file(path: Path) -> tuple[pb.Envelope, list[memoryview]]:
+def read_file(path: Path) -> tuple[Envelope, list[memoryview]]:
     """The envelope and the parts of such a file, mapped and not read; raises WireError when it is torn."""
     if not path.stat().st_size:
         raise WireError(f"{path.name} is torn: it is empty")
@@ -209,7 +216,7 @@ def read_file(path: Path) -> tuple[pb.Envelope, list[memoryview]]:
     return read_bytes(mapped, path.name)
 
 
-def read_bytes(data: memoryview, name: str) -> tuple[pb.Envelope, list[memoryview]]:
+def read_bytes(data: memoryview, name: str) -> tuple[Envelope, list[memoryview]]:
     """The same of such a file's bytes."""
     size, tail = data.nbytes, 8 + len(_MAGIC)
     if size < tail:
@@ -217,7 +224,7 @@ def read_bytes(data: memoryview, name: str) -> tuple[pb.Envelope, list[memoryvie
     length = int.from_bytes(data[size - tail : size - len(_MAGIC)], "little")
     if bytes(data[size - len(_MAGIC) :]) != _MAGIC or length > size - tail:
         raise WireError(f"{name} is torn: its footer is not there")
-    envelope = parse(pb.Envelope, bytes(data[size - tail - length : size - tail]))
+    envelope = read_envelope(parse(pb.Envelope, bytes(data[size - tail - length : size - tail])))
     views, offset = [], 0
     for part in envelope.parts:
         offset += -offset % _ALIGN
@@ -228,15 +235,15 @@ def read_bytes(data: memoryview, name: str) -> tuple[pb.Envelope, list[memoryvie
     return envelope, views
 
 
-def check_bytes(envelope: pb.Envelope, views: Sequence[memoryview]) -> None:
+def check_bytes(envelope: Envelope, views: Sequence[memoryview]) -> None:
     """Raises WireError unless a kept file's bytes are those that were written (a power cut can leave holes)."""
     for part, view in zip(envelope.parts, views, strict=True):
         if zlib.crc32(view) != part.crc32:
             raise WireError(f"part '{part.name}' has a wrong CRC: the kept bytes changed")
 
 
-def stored_payload(kept: Path | bytes) -> tuple[pb.Envelope, Payload]:
+def stored_payload(kept: Path | bytes) -> tuple[Envelope, Payload]:
     """A kept file, or a file's bytes, as a payload that can be sent again, byte for byte."""
     envelope, views = read_file(kept) if isinstance(kept, Path) else read_bytes(memoryview(kept), "an answer")
     buffers = tuple((view,) if view.nbytes else () for view in views)
-    return envelope, Payload(tuple(envelope.parts), buffers, envelope.digest)
+    return envelope, Payload(envelope.parts, buffers, envelope.digest)

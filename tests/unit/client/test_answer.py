@@ -24,12 +24,12 @@ from fedrpc.methods.phases import Phase, on
 from fedrpc.methods.runtime import ClientContext, Env, Round
 from fedrpc.models.state import tensors
 from fedrpc.wire.codec import encode
+from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import stored_payload
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import Key, LedgerAnswer, LedgerQuestion, Sums, parsed
 from fedrpc.wire.message import Tensors, part
 from fedrpc.wire.tcpinfo import Meter
-from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.fakes import CPU, problem_of
 from tests.unit.wire.messages import kept_message
 
@@ -99,7 +99,7 @@ class Desk:
         self, message: Any, *, task: str = "0" * 32, phase: str = "ask", round_index: int = 0, step: int = 0
     ) -> Kept:
         payload = encode(message)
-        envelope = pb.Envelope(
+        envelope = Envelope(
             task_id=task, round=round_index, phase=phase, step=step, parts=payload.parts, digest=payload.digest
         )
         buffers = [memoryview(bytearray(b"".join(views))) for views in payload.buffers]

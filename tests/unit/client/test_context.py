@@ -20,7 +20,7 @@ from fedrpc.models.state import tensors
 from fedrpc.privacy.accountant import spent
 from fedrpc.privacy.mechanisms import Declared, Gaussian, public
 from fedrpc.training.losses import cross_entropy
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.envelope import Envelope
 from tests.fakes import CPU, SmallProblem, problem_of, run_in_memory, tiny
 
 
@@ -37,7 +37,7 @@ def context(store, problem=None, client=1, stop=None, spent=tuple, **question) -
         problem,
         problem.client_data(client),
         client,
-        pb.Envelope(phase="fit", **question),
+        Envelope("task", phase="fit", **question),
         device=CPU,
         store=Transaction(store),
         stop=stop or threading.Event(),

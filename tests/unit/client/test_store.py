@@ -17,9 +17,9 @@ from fedrpc.errors import Refused
 from fedrpc.privacy.ledger import GENESIS, UNCOVERED, Release, chained
 from fedrpc.privacy.mechanisms import Guarantee
 from fedrpc.wire.codec import encode
+from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import Key, Sums
-from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.unit.wire.messages import Everything, One, everything, kept_message, same
 
 
@@ -27,7 +27,7 @@ from tests.unit.wire.messages import Everything, One, everything, kept_message, 
 def where(request, monkeypatch) -> str:
     """Where answers lie: small ones in the data base, others in files; here all of them in either."""
     if request.param == "files":
-        monkeypatch.setattr("fedrpc.client.store.SMALL_BYTES", -1)
+        monkeypatch.setattr("fedrpc.wire.frames.SMALL_BYTES", -1)
     return request.param
 
 
@@ -59,7 +59,7 @@ def commit(
         else:
             transaction.put(key, one(value))
     payload = encode(one(len(task)))
-    envelope = pb.Envelope(task_id=task, epoch=epoch, question=question, parts=payload.parts, digest=payload.digest)
+    envelope = Envelope(task_id=task, epoch=epoch, question=question, parts=payload.parts, digest=payload.digest)
     return store.commit(envelope, payload, transaction.writes, released)
 
 
@@ -85,7 +85,7 @@ def test_a_large_value_lies_in_a_file_and_goes_with_its_version(store, tmp_path)
         transaction.put("key", One(torch.full((100_000,), fill)))
         transaction.put("small", one(fill))
         payload = encode(one(0))
-        envelope = pb.Envelope(task_id=task, epoch=epoch, question=b"q", parts=payload.parts, digest=payload.digest)
+        envelope = Envelope(task_id=task, epoch=epoch, question=b"q", parts=payload.parts, digest=payload.digest)
         store.commit(envelope, payload, transaction.writes, [])
 
     def found() -> tuple[float, float]:
@@ -109,7 +109,7 @@ def test_a_large_value_that_nobody_names_is_removed(tmp_path):
     transaction = Transaction(store)
     transaction.put("key", One(torch.ones(100_000)))
     payload = encode(one(0))
-    store.commit(pb.Envelope(task_id="t", parts=payload.parts), payload, transaction.writes, [])
+    store.commit(Envelope(task_id="t", parts=payload.parts), payload, transaction.writes, [])
     store.close()
     (tmp_path / "values" / "torn").write_bytes(b"of an answer that was never committed")
     again = ClientStore(tmp_path)
@@ -136,7 +136,7 @@ def test_any_message_can_be_kept(store):
     transaction = Transaction(store)
     transaction.put("key", everything())
     payload = encode(one(0))
-    store.commit(pb.Envelope(task_id="t", parts=payload.parts), payload, transaction.writes, [])
+    store.commit(Envelope(task_id="t", parts=payload.parts), payload, transaction.writes, [])
     assert same(Transaction(store).get("key", Everything), everything())
 
 

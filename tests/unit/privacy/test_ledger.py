@@ -37,7 +37,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 
 def test_each_data_derived_kind_of_an_answer_is_one_release():
-    found = releases(encode(everything()).parts, {}, {"client": 3})
+    found = releases(encode(everything()).kinds, {}, {"client": 3})
     by_kind = {release.kind: release.parts for release in found}
     assert Kind.ENVELOPE not in by_kind
     assert by_kind[Kind.WEIGHTS] == ("weights",)

@@ -11,7 +11,6 @@ from fedrpc.privacy.ledger import releases
 from fedrpc.privacy.mechanisms import REPLACE_ONE, ZERO_OUT, Guarantee
 from fedrpc.privacy.summary import summarise
 from fedrpc.wire.kinds import Kind
-from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 DELTA = 1e-5
 
@@ -67,8 +66,7 @@ def test_different_neighbours_are_not_added_up() -> None:
 def test_parts_that_share_a_guarantee_are_charged_once() -> None:
     promise = Guarantee("dp-sgd", {}, "record-level, all", ((2.0, 1.0, 3),), ZERO_OUT)
     kinds = {"weights": Kind.WEIGHTS, "head": Kind.WEIGHTS, "moments": Kind.MOMENTS}
-    parts = [pb.Part(name=name, kind=pb.Kind.ValueType(kind)) for name, kind in kinds.items()]
-    found = releases(parts, dict.fromkeys(kinds, promise), {"client": 0})
+    found = releases(kinds, dict.fromkeys(kinds, promise), {"client": 0})
     assert [(release.kind, release.parts) for release in found] == [
         (Kind.WEIGHTS, ("weights", "head")),
         (Kind.MOMENTS, ("moments",)),

@@ -12,6 +12,8 @@ import torch
 from fedrpc.config import LimitsConfig
 from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Question, Task
 from fedrpc.server.roster import Roster, Session
+from fedrpc.wire.envelope import Cancel, Idle
+from fedrpc.wire.frames import build_inline_chunks
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.fakes import asynchronous, task_of
 from tests.unit.server.clock import Clock
@@ -152,7 +154,7 @@ async def test_a_newer_poll_replaces_an_older_one():
     await post.poll(0)
     older = post.polls[0]
     await post.poll(0)
-    assert isinstance(older.result(), pb.Idle)
+    assert isinstance(older.result(), Idle)
     [task] = post.tasks()
     post.mailbox.post([task])
     await settle()
@@ -223,7 +225,7 @@ async def test_joining_again_ends_the_old_poll():
     older = post.polls[0]
     await post.rejoin(0)
     await settle()
-    assert isinstance(older.result(), pb.Idle)
+    assert isinstance(older.result(), Idle)
 
 
 @asynchronous
@@ -283,7 +285,7 @@ async def test_a_task_does_not_go_to_a_session_that_was_replaced_meanwhile():
     post.mailbox.session_replaced(old)
     post.sessions[0] = session
     await settle()
-    assert isinstance(older.result(), pb.Idle)
+    assert isinstance(older.result(), Idle)
     await post.poll(0)
     assert post.got(0) is task
     assert task.attempt == 1
@@ -312,7 +314,7 @@ async def test_the_deadline_starts_with_the_delivery(clock):
     post.mailbox.reap()
     assert reason(task) == "no answer within 100 s"
     await settle()
-    assert post.got(0) == pb.Cancel(task_id=task.task_id, reason="no answer within 100 s")
+    assert post.got(0) == Cancel(task_id=task.task_id, reason="no answer within 100 s")
 
 
 @asynchronous
@@ -418,7 +420,7 @@ async def test_a_cancel_reaches_the_next_poll():
     post.mailbox.withdraw([task], "the round is over")
     assert reason(task) == "the round is over"
     await post.poll(0)
-    assert post.got(0) == pb.Cancel(task_id=task.task_id, reason="the round is over")
+    assert post.got(0) == Cancel(task_id=task.task_id, reason="the round is over")
     await post.poll(0)
     assert post.got(0) is None, "told once"
 
@@ -453,7 +455,7 @@ async def test_a_cancel_is_not_lost_with_the_poll_that_would_have_brought_it():
     post.polls[0].cancel()
     await settle()
     await post.poll(0)
-    assert post.got(0) == pb.Cancel(task_id=task.task_id, reason="why")
+    assert post.got(0) == Cancel(task_id=task.task_id, reason="why")
 
 
 @asynchronous
@@ -510,7 +512,7 @@ async def test_the_end_of_the_run_reaches_parked_and_later_polls():
     await post.poll(1)
     await settle()
     for client in (0, 1):
-        assert post.got(client) == pb.Idle(finished=True, reason="the run is complete", durable=9)
+        assert post.got(client) == Idle(finished=True, reason="the run is complete", durable=9)
 
 
 @asynchronous
@@ -551,12 +553,13 @@ def test_a_question_is_encoded_once_and_its_frames_are_the_wires(shared, monkeyp
     assert sum(size for _, size, _ in question.frames()) == question.payload.size_bytes
 
 
-def test_a_small_question_rides_in_its_envelope_whole():
+def test_a_small_question_travels_whole_in_its_envelope():
     question = Question(everything(), shared=True)
     assert not list(question.frames())
-    assert [chunk.data for chunk in question.chunks] == [b"".join(v) for v in question.payload.buffers if v]
+    chunks = build_inline_chunks(question.payload)
+    assert [chunk.data for chunk in chunks] == [b"".join(v) for v in question.payload.buffers if v]
     envelope = envelope_of(question.payload)
-    envelope.chunks.extend(question.chunks)
+    envelope.chunks.extend(chunks)
     assert same(message_of(Everything, [pb.Frame(envelope=envelope).SerializeToString()]), everything())
 
 

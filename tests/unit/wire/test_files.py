@@ -11,14 +11,15 @@ import torch
 
 from fedrpc.errors import WireError
 from fedrpc.wire.codec import decode, encode
+from fedrpc.wire.envelope import Envelope, read_envelope
 from fedrpc.wire.frames import Assembler, chunk_frames, parse, read_file, stored_payload, write_file
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.unit.wire.messages import MAX_BYTES, Everything, One, envelope_of, everything, same
 
 
-def keep(path: Path, message: object, *, sync: bool = False) -> pb.Envelope:
+def keep(path: Path, message: object, *, sync: bool = False) -> Envelope:
     payload = encode(message)
-    envelope = envelope_of(payload, round=3, question=b"q")
+    envelope = read_envelope(envelope_of(payload, round=3, question=b"q"))
     write_file(path, envelope, payload, sync=sync)
     return envelope
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedrpc.wire import ledger
 from fedrpc.wire.codec import encode
-from fedrpc.wire.frames import SMALL_BYTES, message_bytes, riding_chunks
+from fedrpc.wire.frames import SMALL_BYTES, build_inline_chunks, message_bytes
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import (
     Attempt,
@@ -326,7 +326,7 @@ def test_one_message_more_is_a_difference():
 def test_what_rides_in_an_envelope_is_booked_under_its_own_kind_and_every_byte_once():
     payload = encode(Everything(**vars(everything())))
     envelope = envelope_of(payload)
-    envelope.chunks.extend(riding_chunks(payload))
+    envelope.chunks.extend(build_inline_chunks(payload))
     envelope.privacy.rows.append("x" * 300)
     data = pb.Frame(envelope=envelope).SerializeToString()
     attempt = Attempt(1, "fit", "up", 3, 2)
@@ -342,5 +342,5 @@ def test_what_rides_in_an_envelope_is_booked_under_its_own_kind_and_every_byte_o
 
 def test_nothing_of_a_large_message_rides():
     payload = encode(One(torch.zeros(SMALL_BYTES // 4 + 1)))
-    assert riding_chunks(payload) == []
-    assert len(riding_chunks(encode(One(torch.zeros(SMALL_BYTES // 4))))) == 1
+    assert build_inline_chunks(payload) == []
+    assert len(build_inline_chunks(encode(One(torch.zeros(SMALL_BYTES // 4))))) == 1
