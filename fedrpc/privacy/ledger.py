@@ -11,7 +11,7 @@ from typing import Any
 
 from fedrpc.errors import WireError
 from fedrpc.privacy.accountant import merged
-from fedrpc.privacy.mechanisms import NO_GUARANTEE, Guarantee, History
+from fedrpc.privacy.mechanisms import Coverage, Guarantee, History
 from fedrpc.wire.kinds import NOT_DATA_DERIVED, Kind
 
 GENESIS = b"\0" * 32
@@ -27,13 +27,13 @@ _ROW: dict[str, Any] = {  # what every row has
     "mechanism": (str, type(None)),
     "parameters": dict,
     "covers": str,
+    "coverage": str,
     "history": list,
     "adjacency": str,
 }
-UNCOVERED = Guarantee(None, {}, f"{NO_GUARANTEE}: released without noise")
-CHARGED = "charged"  # where a covered row without a cost has it
+UNCOVERED = Guarantee(None, {}, "released without noise", coverage=Coverage.NONE)
 NOISE = {
-    "seeded": "reproducible noise: no protection from who knows the seed",
+    "seeded": "reproducible noise: no protection against anyone who knows the seed",
     "secret": "secret noise: from the system's entropy",
 }
 
@@ -56,6 +56,7 @@ class Release:
             "mechanism": told.mechanism,
             "parameters": dict(told.parameters),
             "covers": told.covers,
+            "coverage": told.coverage,
             "history": [list(entry) for entry in told.history],
             "adjacency": told.adjacency,
         }
@@ -85,12 +86,22 @@ def releases(
             found[key] = replace(found[key], parts=(*found[key].parts, part))
             continue
         if told.history:
-            extra = {"noise": NOISE[noise]} | ({CHARGED: "with another kind"} if id(told) in charged else {})
-            history = () if id(told) in charged else told.history
+            paid = id(told) in charged
             charged.add(id(told))
-            told = replace(told, parameters=dict(told.parameters) | extra, history=history)
+            told = _add_noise_source(told, noise)
+            if paid:
+                told = _charge_elsewhere(told)
         found[key] = Release(kind, (part,), told, where)
     return list(found.values())
+
+
+def _add_noise_source(guarantee: Guarantee, noise: str) -> Guarantee:
+    return replace(guarantee, parameters=dict(guarantee.parameters) | {"noise": NOISE[noise]})
+
+
+def _charge_elsewhere(guarantee: Guarantee) -> Guarantee:
+    parameters = dict(guarantee.parameters) | {"charged": "with another kind"}
+    return replace(guarantee, parameters=parameters, history=(), coverage=Coverage.CHARGED_ELSEWHERE)
 
 
 def chained(previous: bytes, row: str) -> bytes:
@@ -172,6 +183,7 @@ def _parsed(row: str, client: int) -> dict[str, Any]:
             if not isinstance(values[name], types):
                 raise ValueError(f"'{name}' is {values[name]!r:.40}")
         history_of(values)
+        Coverage(values["coverage"])
         if values["kind"] not in _LABELS:
             raise ValueError(f"there is no kind '{values['kind']:.40}'")
         if _written(values) != row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 
 T = TypeVar("T")
 NO_GUARANTEE = "no guarantee"
-PUBLIC = "public"
 
 # How records differ between neighbours; guarantees under different notions are not added up.
 REPLACE_ONE = "replace-one"
@@ -20,23 +20,41 @@ ZERO_OUT = "zero-out, sizes public"  # one record becomes an empty one, so that 
 History = tuple[tuple[float, float, int], ...]  # (noise multiplier, sampling rate, steps), as Opacus writes it
 
 
+class Coverage(StrEnum):
+    """Whether a release is covered by a guarantee."""
+
+    COVERED = "covered"  # a theorem holds, and the row has its cost
+    CHARGED_ELSEWHERE = "charged_elsewhere"  # the same theorem; the row of another kind in the same answer has its cost
+    PUBLIC = "public"
+    NONE = "none"
+
+
+_PREFIX = {Coverage.PUBLIC: "public: ", Coverage.NONE: f"{NO_GUARANTEE}: "}
+
+
 @dataclass(frozen=True, eq=False)
 class Guarantee:
-    """What is promised for the parts that it is given to, as a privacy row tells it.
+    """What is promised for the parts that it is given to.
 
     Attributes:
         mechanism: Its name; None when nothing was done.
-        parameters: What was set, for a reader.
-        covers: What the promise is, or "no guarantee: why", or "public: why".
+        parameters: The mechanism's settings, for a reader.
+        about: What is promised, or why nothing is, or why the value is public.
         history: What accountants compose; empty where nothing is promised.
         adjacency: Between which data sets the promise holds.
     """
 
     mechanism: str | None
     parameters: Mapping[str, Any]
-    covers: str
+    about: str
     history: History = ()
     adjacency: str = ""
+    coverage: Coverage = Coverage.COVERED
+
+    @property
+    def covers(self) -> str:
+        """The sentence for privacy rows and tables."""
+        return _PREFIX.get(self.coverage, "") + self.about
 
 
 class Mechanism(Protocol):
@@ -90,12 +108,12 @@ class Trainings:
 
 def no_guarantee(why: str) -> Declared:
     """For a release that no theorem covers."""
-    return Declared(Guarantee(None, {}, f"{NO_GUARANTEE}: {why}"))
+    return Declared(Guarantee(None, {}, why, coverage=Coverage.NONE))
 
 
 def public(why: str) -> Declared:
     """For a value that is known to all or does not depend on data."""
-    return Declared(Guarantee(None, {}, f"{PUBLIC}: {why}"))
+    return Declared(Guarantee(None, {}, why, coverage=Coverage.PUBLIC))
 
 
 class Gaussian:
@@ -130,7 +148,7 @@ class Gaussian:
         self.guarantee = (
             Guarantee("gaussian", told, f"record-level, {covers}", ((std / sensitivity, 1.0, draws),), adjacency)
             if std
-            else Guarantee("gaussian", told, f"{NO_GUARANTEE}: the noise is zero")
+            else Guarantee("gaussian", told, "the noise is zero", coverage=Coverage.NONE)
         )
 
     def apply(self, value: Any, noise: torch.Generator) -> Any:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fedrpc.privacy.accountant import Epsilons, epsilons, merged, spent
-from fedrpc.privacy.ledger import CHARGED, NOISE, history_of
-from fedrpc.privacy.mechanisms import NO_GUARANTEE, PUBLIC, History
+from fedrpc.privacy.ledger import NOISE, history_of
+from fedrpc.privacy.mechanisms import NO_GUARANTEE, Coverage, History
 
 Row = Mapping[str, Any]
+_KEYS = ("client", "covers", "coverage", "history", "adjacency")  # parameters are many, and not needed here
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
@@ -33,7 +34,7 @@ def summarise(released: Iterable[Row], delta: float, noise: str = "seeded") -> d
     """
     kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in released:
-        kinds[row["kind"]].append({key: row[key] for key in ("client", "covers", "parameters", "history", "adjacency")})
+        kinds[row["kind"]].append({key: row[key] for key in _KEYS})
     rows = [row for found in kinds.values() for row in found]
     worst, reason = _judge(kinds, rows, delta)
     out: dict[str, Any] = {
@@ -50,8 +51,9 @@ def summarise(released: Iterable[Row], delta: float, noise: str = "seeded") -> d
 
 
 def bare(row: Row) -> bool:
-    """Whether nothing covers a row: it has no cost, none elsewhere, and is not public."""
-    return not (row["history"] or str(row["covers"]).startswith(PUBLIC) or CHARGED in row["parameters"])
+    """Whether nothing covers a row. One that claims to be covered and has no cost is not believed."""
+    coverage = Coverage(row["coverage"])
+    return coverage is Coverage.NONE or (coverage is Coverage.COVERED and not row["history"])
 
 
 def worst_of(rows: Iterable[Row], delta: float) -> Epsilons | None:
@@ -85,10 +87,10 @@ def _judge(kinds: Mapping[str, list[Any]], rows: list[Any], delta: float) -> tup
 def _of_kind(rows: list[dict[str, Any]], delta: float) -> dict[str, Any]:
     covers = next((row["covers"] for row in rows if bare(row)), None)
     # What was charged with another kind has its cost there.
-    whole = covers is None and not any(CHARGED in row["parameters"] for row in rows)
+    whole = covers is None and all(row["coverage"] != Coverage.CHARGED_ELSEWHERE for row in rows)
     costs = [row for row in rows if row["history"]]
     found = worst_of(costs, delta) if whole and costs else None
-    told = covers or next((row["covers"] for row in rows if not row["covers"].startswith(PUBLIC)), rows[0]["covers"])
+    told = covers or next((row["covers"] for row in rows if row["coverage"] != Coverage.PUBLIC), rows[0]["covers"])
     entry = {"count": len(rows), "epsilon": found.best[0] if found else None, "delta": delta if found else None}
     about = {"epsilons": vars(found), "adjacency": costs[0]["adjacency"]} if found else {}
     return entry | {"covers": told} | about

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fedrpc.errors import ConfigError
+from fedrpc.privacy.mechanisms import Coverage
 from fedrpc.report import plots_bytes, plots_learning, plots_split
 from fedrpc.report.markup import Figure, Tile, card, facts, folded, section, table
 from fedrpc.report.style import CSS
@@ -126,7 +127,7 @@ def _privacy_tile(run: Run) -> Tile:
     privacy = run.summary["privacy"]
     if privacy["epsilon"] is None:
         reason = str(privacy["reason"])
-        if not reason.startswith("no guarantee"):
+        if all(release.coverage is Coverage.PUBLIC for release in run.releases):
             return Tile("privacy", "no epsilon", reason)
         return Tile("privacy", "no guarantee", reason.removeprefix("no guarantee:").strip(), "bad")
     by = f" ({privacy['accountant']})" if privacy["accountant"] else ""

@@ -17,7 +17,7 @@ from rich.text import Text
 from fedrpc.errors import ConfigError, WireError
 from fedrpc.privacy.accountant import epsilons, merged, spent
 from fedrpc.privacy.ledger import GENESIS, check_filed, history_of
-from fedrpc.privacy.mechanisms import History
+from fedrpc.privacy.mechanisms import Coverage, History
 from fedrpc.privacy.second import second_opinion, tight
 from fedrpc.privacy.summary import bare, summarise
 from fedrpc.study.reading import check_finished
@@ -105,6 +105,7 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], dict[int, tuple[int, bytes]
                 if client not in broken:
                     heads[client] = check_filed(row, *heads.get(client, (0, GENESIS)))
                 history_of(row)
+                Coverage(row["coverage"])
                 rows.append(row)
             except WireError as error:
                 broken[client] = f"privacy.jsonl, line {number}: {error}"
@@ -120,7 +121,7 @@ def _readable(row: dict[str, Any]) -> bool:
         history_of(row)
     except (ValueError, KeyError, TypeError):
         return False
-    return {"client", "kind", "covers", "parameters", "adjacency"} <= set(row)
+    return {"client", "kind", "covers", "coverage", "adjacency"} <= set(row)
 
 
 def _against_stores(run: Path, heads: dict[int, tuple[int, bytes]]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedrpc.errors import ConfigError
 from fedrpc.metrics import records as records_file
+from fedrpc.privacy.mechanisms import Coverage
 from fedrpc.wire import ledger as wire_ledger
 from fedrpc.wire.kinds import DIRECTIONS
 from fedrpc.wire.ledger import Key, Sums
@@ -56,6 +57,7 @@ class Releases:
     mechanism: str | None
     parameters: str
     covers: str
+    coverage: Coverage
     count: int
     num_clients: int
 
@@ -150,10 +152,11 @@ class Run:
 
 
 def _releases(rows: Iterable[Mapping[str, Any]]) -> list[Releases]:
-    seen: dict[tuple[str, str, tuple[str, ...], str | None, str, str], list[int]] = {}
+    seen: dict[tuple[str, str, tuple[str, ...], str | None, str, str, Coverage], list[int]] = {}
     for row in rows:
         parameters = ", ".join(f"{name} {value}" for name, value in row["parameters"].items())
-        key = (row["phase"], row["kind"], tuple(row["parts"]), row["mechanism"], parameters, row["covers"])
+        covers = (row["covers"], Coverage(row["coverage"]))
+        key = (row["phase"], row["kind"], tuple(row["parts"]), row["mechanism"], parameters, *covers)
         seen.setdefault(key, []).append(row["client"])
     return [
         Releases(*key, len(clients), len(set(clients)))

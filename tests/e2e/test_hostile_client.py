@@ -205,6 +205,9 @@ def _row(**changes: Any) -> str:
         "mechanism": None,
         "parameters": {},
         "covers": "everything",
+        "coverage": "none",
+        "history": [],
+        "adjacency": "",
     }
     return json.dumps(values | changes, separators=(",", ":"))
 
@@ -220,6 +223,7 @@ def _row(**changes: Any) -> str:
         [_row(previous="11" * 32)],
         [_row(kind="secrets")],
         [_row(kind=3)],
+        [_row(coverage="everything")],
         [_row(index=1)],
         [json.dumps({"client": 2, "previous": "00" * 32})],
         [_row().replace(",", ", ")],  # its hash could not be computed again from privacy.jsonl

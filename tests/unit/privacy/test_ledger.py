@@ -48,7 +48,7 @@ def test_each_data_derived_kind_of_an_answer_is_one_release():
 def test_a_release_without_a_mechanism_says_so():
     plain = json.loads(Release(Kind.WEIGHTS, ("w",)).row(0, GENESIS))
     assert plain["mechanism"] is None
-    assert plain["covers"].startswith("no guarantee")
+    assert (plain["coverage"], plain["covers"]) == ("none", "no guarantee: released without noise")
     promise = Guarantee("gaussian", {"sigma": 2.0}, "theorem 1")
     noisy = json.loads(Release(Kind.WEIGHTS, ("w",), promise).row(0, GENESIS))
     assert (noisy["mechanism"], noisy["parameters"], noisy["covers"]) == ("gaussian", {"sigma": 2.0}, "theorem 1")
@@ -101,6 +101,7 @@ def wrong_rows() -> dict[str, tuple[int, list[str]]]:
         "no previous": (2, ['{"client": 1}']),
         "no kind": (2, [json.dumps(lost)]),
         "no covers": (2, [json.dumps(unsaid)]),
+        "a coverage that does not exist": (2, [rows[2].replace('"coverage":"none"', '"coverage":"some"')]),
         "a kind that is none": (2, [json.dumps(lost | {"kind": "gossip"})]),
         "a kind that is no text": (2, [json.dumps(lost | {"kind": [1]})]),
         "good, then bad": (2, [rows[2], "{"]),
@@ -172,7 +173,7 @@ def test_one_uncovered_release_uncovers_its_kind(path, covered_first):
     file.extend(0, 0, rows)
     file.close()
     got = summarise(read(path), 1e-5)
-    assert got["releases"]["latent_means"]["covers"].startswith("no guarantee")
+    assert got["releases"]["latent_means"]["covers"] == UNCOVERED.covers
     assert "latent_means left clients uncovered" in got["reason"]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedrpc.privacy.accountant import epsilons
 from fedrpc.privacy.ledger import releases
-from fedrpc.privacy.mechanisms import REPLACE_ONE, ZERO_OUT, Guarantee
+from fedrpc.privacy.mechanisms import REPLACE_ONE, ZERO_OUT, Coverage, Guarantee
 from fedrpc.privacy.summary import summarise
 from fedrpc.wire.kinds import Kind
 
@@ -18,7 +18,8 @@ DELTA = 1e-5
 def row(client: int = 0, kind: str = "weights", steps: int = 0, **changes: Any) -> dict[str, Any]:
     covers = "record-level, all" if steps else "no guarantee: released without noise"
     history = [[2.0, 1.0, steps]] if steps else []
-    base = {"client": client, "kind": kind, "covers": covers, "parameters": {}, "history": history}
+    coverage = Coverage.COVERED if steps else Coverage.NONE
+    base = {"client": client, "kind": kind, "covers": covers, "coverage": coverage, "history": history}
     return base | {"adjacency": REPLACE_ONE if steps else ""} | changes
 
 
@@ -44,7 +45,7 @@ def test_one_bare_part_leaves_the_run_without_an_epsilon_and_a_covered_kind_with
 
 
 def test_what_is_public_costs_nothing_and_uncovers_nothing() -> None:
-    public = row(kind="scalars", covers="public: taken as known")
+    public = row(kind="scalars", covers="public: taken as known", coverage=Coverage.PUBLIC)
     found = summarise([row(steps=1), public], DELTA)
     assert found["epsilon"] == pytest.approx(cost(1))
     assert found["releases"]["scalars"] == {
@@ -76,7 +77,7 @@ def test_parts_that_share_a_guarantee_are_charged_once() -> None:
         row(
             kind=release.kind.label,
             covers=release.guarantee.covers,
-            parameters=release.guarantee.parameters,
+            coverage=release.guarantee.coverage,
             history=[list(entry) for entry in release.guarantee.history],
             adjacency=release.guarantee.adjacency,
         )

@@ -110,9 +110,10 @@ def summary_of(config: RunConfig, rows: list[tuple[Key, Sums]], told: list[dict[
 
 def release(client: int, index: int, kind: str, mechanism: str | None = None) -> dict[str, Any]:
     covers = "Theorem 1" if mechanism else "no guarantee: released without noise"
+    coverage = "covered" if mechanism else "none"
     parameters = {"sigma": 0.5} if mechanism else {}
     row = {"index": index, "client": client, "round": index, "phase": "fit", "kind": kind, "parts": [kind]}
-    return row | {"mechanism": mechanism, "parameters": parameters, "covers": covers}
+    return row | {"mechanism": mechanism, "parameters": parameters, "covers": covers, "coverage": coverage}
 
 
 def lines(rows: Any) -> str:
