@@ -12,11 +12,11 @@ from fedrpc.client.context import AnswerContext
 from fedrpc.client.store import ClientStore, Kept, Transaction
 from fedrpc.client.transport import Task
 from fedrpc.errors import WireError
-from fedrpc.methods.builtin import BUILTIN, Candidate, Judgement
+from fedrpc.methods.builtin import BUILTIN, Candidate, ClientEvaluation
 from fedrpc.methods.phases import Phase
 from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate
 from fedrpc.models.state import load
-from fedrpc.privacy.ledger import releases
+from fedrpc.privacy.ledger import list_releases
 from fedrpc.problem import Problem
 from fedrpc.process import give_back_memory
 from fedrpc.seeds import seed_torch
@@ -45,7 +45,7 @@ class Answerer:
             stop: Set when the server withdraws the task.
         """
         question = task.envelope
-        kept = self._store.answer(check_name(question.task_id), question.digest)
+        kept = self._store.find_answer(check_name(question.task_id), question.digest)
         if kept is not None:
             return kept
         phase = self._phase(question.phase)
@@ -76,7 +76,7 @@ class Answerer:
             "step": question.step,
             "task": question.task_id,
         }
-        told = releases(payload.kinds, context.guarantees, where, self._problem.config.privacy.noise)
+        told = list_releases(payload.kinds, context.guarantees, where, self._problem.config.privacy.noise)
         kept = self._store.commit(reply, payload, transaction.writes, told)
         if took > _LONG_S:
             # A client waits for most of a run, and must not hold what its training needed: 75 idle clients of a small
@@ -102,7 +102,7 @@ class Answerer:
             device=self._device,
             store=transaction,
             stop=stop,
-            spent=self._store.spent,
+            spent=self._store.get_history,
             num_released=self._store.num_released(),
         )
         # Dropout and the like draw from torch's global stream, which is set anew for each answer.
@@ -113,11 +113,11 @@ class Answerer:
         if phase.name == EVALUATE:
             return self._judge(context, message)
         if phase.name in BUILTIN:
-            rows = "\n".join(to_json(key, sums) for key, sums in self._store.booked().items())
+            rows = "\n".join(to_json(key, sums) for key, sums in self._store.read_ledger().items())
             return LedgerAnswer(rows, *self._meter.read())
         return self._problem.method.answer(phase.name, context, message)
 
-    def _judge(self, context: AnswerContext, message: Candidate) -> Judgement:
+    def _judge(self, context: AnswerContext, message: Candidate) -> ClientEvaluation:
         model = context.model()
         load(model, message.weights)
         result = evaluate(
@@ -126,4 +126,4 @@ class Answerer:
             num_classes=self._data.num_classes,
             device=self._device,
         )
-        return Judgement(result.num_examples, result.num_correct, result.loss_sum)
+        return ClientEvaluation(result.num_examples, result.num_correct, result.loss_sum)

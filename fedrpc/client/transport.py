@@ -1,4 +1,4 @@
-"""The client's side of the three calls: frames in and out, every byte booked, gRPC errors turned into ours."""
+"""The client's end of the three calls: sends and receives frames, books every byte, and translates gRPC's errors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fedrpc.wire.frames import (
     SERVICE,
     Assembler,
     build_inline_chunks,
-    chunk_frames,
     fits_envelope,
+    load_payload,
     parse,
-    stored_payload,
+    serialise_chunks,
 )
 from fedrpc.wire.kinds import Kind
-from fedrpc.wire.ledger import SESSION, Attempt, Rows, frame_kind
+from fedrpc.wire.ledger import SESSION, Attempt, Rows, classify_frame
 from fedrpc.wire.tcpinfo import Meter
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
@@ -36,8 +36,8 @@ _REFUSALS = {
     grpc.StatusCode.PERMISSION_DENIED,
 }
 OPTIONS = [
-    ("grpc.use_local_subchannel_pool", 1),  # one socket for each client, also when a process holds several
-    ("grpc.enable_retries", 0),  # retries are ours: they are booked
+    ("grpc.use_local_subchannel_pool", 1),  # one socket for each client, even when several share a process
+    ("grpc.enable_retries", 0),  # the client retries by itself, and books every attempt
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 20),
     ("grpc.http2.max_frame_size", 1 << 20),  # 9 bytes a MiB instead of 9 bytes in 16 KiB
@@ -49,12 +49,12 @@ OPTIONS = [
 
 
 class SessionLost(FedrpcError):
-    """The server does not know this session (it was restarted, or gave us up): join again."""
+    """The server does not know this session (it restarted, or closed the session): join again."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A question that came whole."""
+    """A question that arrived completely."""
 
     envelope: Envelope
     buffers: list[memoryview]
@@ -107,7 +107,7 @@ class Transport:
     Args:
         address: host:port.
         client: The client's id, for the ledger.
-        book: Takes the rows of every closed attempt.
+        book: Receives the rows of every closed attempt.
     """
 
     def __init__(
@@ -126,17 +126,17 @@ class Transport:
             grpc.aio.secure_channel(address, creds, OPTIONS) if creds else grpc.aio.insecure_channel(address, OPTIONS)
         )
         self.meter = Meter(int(address.rpartition(":")[2]), local=False)
-        # Bytes pass through these calls as they are: a result is serialised once and sent as often as needed.
+        # Bytes pass through these calls unchanged: an answer is serialised once and sent as often as needed.
         self._join: Any = self._channel.unary_unary(f"/{SERVICE}/Join")
         self._poll: Any = self._channel.unary_stream(f"/{SERVICE}/Poll")
         self._submit: Any = self._channel.stream_unary(f"/{SERVICE}/Submit")
-        # The same call: a stream of one message is no other on the wire, and costs half as much to send as one.
+        # The same call: on the wire one message is a stream of one, and sending it this way costs half as much.
         self._submit_one: Any = self._channel.unary_unary(f"/{SERVICE}/Submit")
 
-    def _session(self, direction: str, size: int) -> None:
+    def _book_session(self, direction: str, size: int) -> None:
         attempt = Attempt(0, SESSION, "up" if direction == "up" else "down", self._client)
         attempt.add(Kind.ENVELOPE, size)
-        self._book(attempt.closed())
+        self._book(attempt.close())
 
     async def join(self, instance: str) -> Admission:
         """Opens a session.
@@ -153,15 +153,15 @@ class Transport:
         try:
             answer: bytes = await self._join(data, timeout=30)
         except grpc.aio.AioRpcError as error:
-            raise self._ours(error) from None
-        self._session("up", len(data))
-        self._session("down", len(answer))
+            raise self._translate(error) from None
+        self._book_session("up", len(data))
+        self._book_session("down", len(answer))
         return _read_admission(parse(pb.JoinResponse, answer))
 
     async def poll(self, session: str, max_bytes: int) -> Task | Cancel | Idle:
-        """Parks until the server has something for us."""
+        """Waits until the server sends a task or a notice."""
         request = pb.PollRequest(session=session).SerializeToString()
-        self._session("up", len(request))
+        self._book_session("up", len(request))
         attempt = Attempt(0, SESSION, "down", self._client)
         envelope: pb.Envelope | None = None
         assembler: Assembler | None = None
@@ -180,7 +180,7 @@ class Transport:
                         assembler.add(chunk)
                     envelope.ClearField("chunks")
                     continue
-                kind, tensor_bytes = frame_kind(frame, envelope)
+                kind, tensor_bytes = classify_frame(frame, envelope)
                 attempt.add(kind, len(data), tensor_bytes)
                 if frame.WhichOneof("body") == "idle":
                     done = True
@@ -191,17 +191,17 @@ class Transport:
                     return Cancel(frame.cancel.task_id, frame.cancel.reason)
                 if frame.WhichOneof("body") == "chunk":
                     if assembler is None:
-                        raise WireError("a chunk came before its envelope")
+                        raise WireError("got a chunk before its envelope")
                     assembler.add(frame.chunk)
             if envelope is None or assembler is None:
-                raise WireError("a poll ended without a word")
+                raise WireError("a poll ended without a frame")
             task = Task(read_envelope(envelope), assembler.finish())
             done = True
             return task
         except grpc.aio.AioRpcError as error:
-            raise self._ours(error) from None
+            raise self._translate(error) from None
         finally:
-            self._book(attempt.closed(aborted=not done))
+            self._book(attempt.close(aborted=not done))
 
     async def submit(
         self, kept: Path | bytes, session: str, attempt_number: int, first_row: int, rows: Sequence[str]
@@ -212,7 +212,7 @@ class Transport:
             first_row: The index of the first of `rows`.
             rows: Privacy rows that the server does not hold yet.
         """
-        answer, payload = stored_payload(kept)
+        answer, payload = load_payload(kept)
         envelope = build_envelope(answer, session=session, attempt=attempt_number)
         privacy = pb.PrivacyRows(first=first_row, rows=rows)
         if fits_envelope(payload):
@@ -221,7 +221,7 @@ class Transport:
                 envelope.privacy.CopyFrom(privacy)
             return await self._send_one(envelope)
         head = pb.Frame(envelope=envelope).SerializeToString()
-        chunks = ((Kind(payload.parts[part].kind), size, data) for part, size, data in chunk_frames(payload))
+        chunks = ((Kind(payload.parts[part].kind), size, data) for part, size, data in serialise_chunks(payload))
         return await self._send(envelope, head, privacy, chunks)
 
     async def submit_failure(self, question: Envelope, session: str, failure: Failure) -> Receipt:
@@ -255,7 +255,7 @@ class Transport:
             yield head
             if privacy.rows:
                 data = pb.Frame(privacy=privacy).SerializeToString()
-                self._session("up", len(data))
+                self._book_session("up", len(data))
                 yield data
             for kind, size, data in chunks:
                 attempt.add(kind, len(data), size)
@@ -268,16 +268,16 @@ class Transport:
         response = pb.SubmitResponse()
         try:
             answer: bytes = await call
-            self._session("down", len(answer))
+            self._book_session("down", len(answer))
             response = parse(pb.SubmitResponse, answer)
             return Receipt(response.durable, response.privacy_rows)
         except grpc.aio.AioRpcError as error:
-            raise self._ours(error) from None
+            raise self._translate(error) from None
         finally:
             whole = response.status == pb.SubmitResponse.STATUS_ACCEPTED
-            self._book(attempt.closed(aborted=not whole))
+            self._book(attempt.close(aborted=not whole))
 
-    def _ours(self, error: grpc.aio.AioRpcError) -> FedrpcError:
+    def _translate(self, error: grpc.aio.AioRpcError) -> FedrpcError:
         code, text = error.code(), error.details() or ""
         if code == grpc.StatusCode.UNAUTHENTICATED:
             return SessionLost(text)
@@ -286,7 +286,7 @@ class Transport:
         if code in _REFUSALS:
             return Refused(text)
         if code == grpc.StatusCode.UNIMPLEMENTED:
-            return Refused(f"what answers at {self.address} is no fedrpc server of this version: {text}")
+            return Refused(f"the server at {self.address} is no fedrpc server of this version: {text}")
         if code == grpc.StatusCode.INVALID_ARGUMENT:
             return WireError(text)
         return Unavailable(f"no fedrpc server answers at {self.address}: {text.splitlines()[0] if text else code}")

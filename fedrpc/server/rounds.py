@@ -199,7 +199,7 @@ class ServerRound:
             epoch = desk.mailbox.durable
             if desk.spool.exists(epoch, name):
                 await desk.off_loop(question.prepare)
-                kept = desk.spool.reusable(epoch, name, question.payload.digest)
+                kept = desk.spool.find_reusable(epoch, name, question.payload.digest)
                 if kept:
                     outcome.set_result(kept)
             if not outcome.done() and client in self._hung:

@@ -86,7 +86,7 @@ class Run:
 
     def ledger(self) -> Iterator[tuple[Key, Sums]]:
         """The rows of ledger.jsonl, one at a time: a long run has millions."""
-        return wire_ledger.read(self.folder / "ledger.jsonl")
+        return wire_ledger.read_rows(self.folder / "ledger.jsonl")
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -97,7 +97,7 @@ class Run:
         rows: wire_ledger.Rows = {}
         for key, sums in self.ledger():
             wire_ledger.merge(rows, {key: sums})
-        outside = wire_ledger.outside(rows)  # the rule of `bytes.method` in summary.json
+        outside = wire_ledger.find_other_rows(rows)  # the rule of `bytes.method` in summary.json
         for key, sums in rows.items():
             rounds.setdefault(key.round, Flow()).add(key, sums, outside=key in outside)
             clients.setdefault(key.client, Flow()).add(key, sums, outside=key in outside)

@@ -19,12 +19,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedrpc.methods.builtin import Candidate, Judgement
+from fedrpc.methods.builtin import Candidate, ClientEvaluation
 from fedrpc.methods.fedavg import Global, Update
 from fedrpc.wire import stored
 from fedrpc.wire.codec import Payload, decode, encode
 from fedrpc.wire.envelope import read_envelope
-from fedrpc.wire.frames import Assembler, chunk_frames, parse, read_file
+from fedrpc.wire.frames import Assembler, parse, read_file, serialise_chunks
 from fedrpc.wire.kinds import DTYPES, Kind
 from fedrpc.wire.ledger import LedgerAnswer, LedgerQuestion
 from fedrpc.wire.message import Tensors, part
@@ -109,7 +109,7 @@ MESSAGES: dict[str, Callable[[], Any]] = {
     "fedavg_global": lambda: Global(WEIGHTS),
     "fedavg_update": lambda: Update(WEIGHTS, 12, torch.tensor([2.25, 1.5], dtype=torch.float64)),
     "evaluate_candidate": lambda: Candidate(WEIGHTS),
-    "evaluate_judgement": lambda: Judgement(10, 7, 3.5),
+    "evaluate_judgement": lambda: ClientEvaluation(10, 7, 3.5),
     "ledger_question": lambda: LedgerQuestion("what did you count?"),
     "ledger_answer": lambda: LedgerAnswer('{"round":0}', 100, 200),
 }
@@ -163,14 +163,14 @@ CALLS: dict[str, Callable[[], Any]] = {
 def frames(message: Any) -> list[bytes]:
     payload = encode(message)
     head = pb.Frame(envelope=envelope(payload)).SerializeToString(deterministic=True)
-    return [head, *(data for _, _, data in chunk_frames(payload))]
+    return [head, *(data for _, _, data in serialise_chunks(payload))]
 
 
 def kept(message: Any) -> bytes:
     """The file in which the server keeps a message."""
     payload, file = encode(message), io.BytesIO()
     assembler = Assembler(envelope(payload), 1 << 20, file)
-    for _, _, data in chunk_frames(payload):
+    for _, _, data in serialise_chunks(payload):
         assembler.add(parse(pb.Frame, data).chunk)
     assembler.finish()
     return file.getvalue()

@@ -113,7 +113,7 @@ def test_fedrpc_server(words: str, code: int, said: str, files: Path, programs: 
         ("--server localhost.example.org:1", CONFIG, "localhost.example.org:1 is not loopback"),
         ("--server 127.0.0.1", CONFIG, "--server takes HOST:PORT"),
         ("--server 127.0.0.1:1 --client-id -1", USAGE, "--client-id"),
-        ("--server 127.0.0.1:1 --state-dir file", CONFIG, "can not write; file; --state-dir"),
+        ("--server 127.0.0.1:1 --state-dir file", CONFIG, "cannot write; file; --state-dir"),
         ("--server 127.0.0.1:1 --tls-ca no.pem", CONFIG, "can not read the certificate; no.pem"),
         ("--server 127.0.0.1:1 --tls-ca file", CONFIG, "file holds no CA certificate"),
         ("--server 127.0.0.1:1 --tls-cert file --tls-key file", CONFIG, "--tls-ca"),
@@ -133,8 +133,8 @@ def test_fedrpc_client(words: str, code: int, said: str, files: Path, programs: 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("file", "can not write; file"),
-        ("file/run", "can not write; Not a directory"),
+        ("file", "cannot write; file"),
+        ("file/run", "cannot write; Not a directory"),
         ("foreign", "is not empty and holds no run"),
     ],
 )
@@ -184,7 +184,7 @@ def test_a_directory_that_another_server_works_in(copied: RunDir, programs: Prog
     with (copied.path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ended = programs.start("fedrpc", "run", "--out", copied.path, *settings(rounds=4))
-        assert_one_line(ended, UNAVAILABLE, "another server is at work in")
+        assert_one_line(ended, UNAVAILABLE, "another server uses")
 
 
 # The console scripts themselves, one mistake each
@@ -200,7 +200,7 @@ def test_the_scripts_say_the_same(tmp_path: Path, scripts: Programs) -> None:
         nobody = f"127.0.0.1:{free_port()}"
         client = scripts.client(nobody, 0, tmp_path / "state", "--wait-s", "1")
         assert_one_line(run, CONFIG, "unknown method 'fedavgg'", "Did you mean 'fedavg'?")
-        assert_one_line(server, UNAVAILABLE, f"can not listen on {address}", "in use", "--listen")
+        assert_one_line(server, UNAVAILABLE, f"cannot listen on {address}", "in use", "--listen")
     said = (f"no fedrpc server answers at {nobody}", "Connection refused", "gave up after 1 s (--wait-s)")
     assert_one_line(client, UNAVAILABLE, *said)
 
@@ -230,7 +230,7 @@ def test_a_client_id_out_of_range(waiting: Program, tmp_path: Path, programs: Pr
 def test_a_client_id_that_a_live_client_holds(waiting: Program, tmp_path: Path, programs: Programs) -> None:
     programs.client(waiting.address(), 0, tmp_path / "state").joined()
     ended = _client(programs, waiting.address(), 0, tmp_path / "other")
-    assert_one_line(ended, UNAVAILABLE, "client id 0 is held by another live client")
+    assert_one_line(ended, UNAVAILABLE, "client id 0 is used by another live client")
     ended = _client(programs, waiting.address(), 0, tmp_path / "state")
     assert_one_line(ended, CONFIG, "client 0 is already running with the state folder", "--state-dir")
 
@@ -238,8 +238,8 @@ def test_a_client_id_that_a_live_client_holds(waiting: Program, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("changes", "code", "said"),
     [
-        ({"schema_digest": b"\1" * 32}, grpc.StatusCode.FAILED_PRECONDITION, "the wire differs; 010101010101"),
-        ({"schema_digest": b""}, grpc.StatusCode.FAILED_PRECONDITION, "the wire differs; none"),
+        ({"schema_digest": b"\1" * 32}, grpc.StatusCode.FAILED_PRECONDITION, "the wire schema differs; 010101010101"),
+        ({"schema_digest": b""}, grpc.StatusCode.FAILED_PRECONDITION, "the wire schema differs; none"),
         (
             {"package_version": "9.9", "schema_digest": b"\1"},
             grpc.StatusCode.FAILED_PRECONDITION,

@@ -137,18 +137,18 @@ def test_headers_that_lie(parts: list[pb.Part], said: str, attack: Attack) -> No
     [
         ([], "the stream ended"),
         ([pb.Frame(chunk=pb.Chunk(part=0, data=b"\0\0"))], "the stream ended"),
-        ([pb.Frame(chunk=pb.Chunk(part=1, data=b"\0\0\0\0"))], "a chunk of part 1 came"),
+        ([pb.Frame(chunk=pb.Chunk(part=1, data=b"\0\0\0\0"))], "got a chunk of part 1"),
         ([pb.Frame(chunk=pb.Chunk(part=0, data=b"\0" * 5))], "more bytes than its 4"),
         ([pb.Frame(chunk=pb.Chunk(part=0, data=b""))], "more bytes"),
         ([pb.Frame(chunk=pb.Chunk(part=0, data=b"\1\2\3\4"))], "wrong CRC"),
-        ([pb.Frame(cancel=pb.Cancel(task_id="x"))], "a cancel came where a chunk was due"),
-        ([pb.Frame(envelope=pb.Envelope())], "an envelope came where a chunk was due"),
+        ([pb.Frame(cancel=pb.Cancel(task_id="x"))], "expected a chunk, got cancel"),
+        ([pb.Frame(envelope=pb.Envelope())], "expected a chunk, got envelope"),
     ],
 )
 def test_bodies_that_do_not_fit_their_headers(frames: list[pb.Frame], said: str, attack: Attack) -> None:
     code, words = refusal(attack.raw.submit, pb.Frame(envelope=attack.result()), *frames)
     assert code == INVALID
-    assert said.removeprefix("an ").removeprefix("a ") in words
+    assert said in words
 
 
 def test_a_sha_256_that_does_not_match(attack: Attack) -> None:
@@ -226,7 +226,7 @@ def _row(**changes: Any) -> str:
         [_row(coverage="everything")],
         [_row(index=1)],
         [json.dumps({"client": 2, "previous": "00" * 32})],
-        [_row().replace(",", ", ")],  # its hash could not be computed again from privacy.jsonl
+        [_row().replace(",", ", ")],  # its hash could not be recomputed from privacy.jsonl
         ["[" * 100_000],
         [_row(), _row()],
     ],

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from fedrpc import __version__
 from fedrpc.config import build, read_toml
 from fedrpc.problem import Problem
-from fedrpc.server.summary import model_sha256
+from fedrpc.server.summary import hash_model
 from tests.e2e.programs import NUM_CLIENTS, NUM_ROUNDS, Programs, configuration, settings
 from tests.e2e.rundir import RunDir, broken_links, repeated_ledger_keys, repeated_releases, rows
 
@@ -99,7 +99,7 @@ def test_the_checkpoint_is_what_its_manifest_says(finished: RunDir) -> None:
 
 def test_model_safetensors_has_the_hash_of_the_summary(finished: RunDir) -> None:
     weights = load_file(finished.path / "model.safetensors")
-    assert model_sha256(weights) == finished.model_sha256
+    assert hash_model(weights) == finished.model_sha256
     fresh = Problem(build(read_toml(finished.path / "config.toml"))).network().state_dict()
     assert {name: value.shape for name, value in weights.items()} == {k: v.shape for k, v in fresh.items()}
     assert not all(torch.equal(value, fresh[name]) for name, value in weights.items()), "it has learned"

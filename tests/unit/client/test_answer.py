@@ -17,7 +17,7 @@ from fedrpc.client.answer import Answerer
 from fedrpc.client.store import ClientStore, Kept
 from fedrpc.client.transport import Task
 from fedrpc.errors import Abstained, Cancelled, WireError
-from fedrpc.methods.builtin import Candidate, Judgement
+from fedrpc.methods.builtin import Candidate, ClientEvaluation
 from fedrpc.methods.cost import Cost, Shapes
 from fedrpc.methods.method import Method
 from fedrpc.methods.phases import Phase, on
@@ -25,9 +25,9 @@ from fedrpc.methods.runtime import ClientContext, Env, Round
 from fedrpc.models.state import tensors
 from fedrpc.wire.codec import encode
 from fedrpc.wire.envelope import Envelope
-from fedrpc.wire.frames import stored_payload
+from fedrpc.wire.frames import load_payload
 from fedrpc.wire.kinds import Kind
-from fedrpc.wire.ledger import Key, LedgerAnswer, LedgerQuestion, Sums, parsed
+from fedrpc.wire.ledger import Key, LedgerAnswer, LedgerQuestion, Sums, parse_rows
 from fedrpc.wire.message import Tensors, part
 from fedrpc.wire.tcpinfo import Meter
 from tests.fakes import CPU, problem_of
@@ -106,10 +106,10 @@ class Desk:
         return self.answerer.answer(Task(envelope, buffers), self.stop)
 
     def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(row) for row in self.store.privacy_rows(0)]
+        return [json.loads(row) for row in self.store.read_privacy_rows(0)]
 
     def count(self) -> int:
-        return 0 if self.store.blob("count") is None else 1
+        return 0 if self.store.read_value("count") is None else 1
 
 
 def body(kept: Kept, cls: type = Say) -> Any:
@@ -130,7 +130,7 @@ def desk(tmp_path) -> Iterator[Desk]:
 def test_an_answer_is_what_the_client_half_says(desk):
     kept = desk.ask(plain(3), round_index=4, step=2)
     assert body(kept).value.tolist() == [6]
-    envelope, _ = stored_payload(kept)
+    envelope, _ = load_payload(kept)
     assert (envelope.task_id, envelope.round, envelope.phase, envelope.step) == ("0" * 32, 4, "ask", 2)
     assert envelope.question == encode(plain(3)).digest
     assert envelope.digest == encode(body(kept)).digest
@@ -226,7 +226,7 @@ def test_what_torch_draws_depends_on_the_question_alone(desk, tmp_path):
 def test_a_client_judges_a_model_on_its_own_test_data(tmp_path):
     problem = problem_of("fedavg", local_test=0.5)
     desk = Desk(tmp_path, problem)
-    got = body(desk.ask(Candidate(tensors(problem.network())), phase="evaluate"), Judgement)
+    got = body(desk.ask(Candidate(tensors(problem.network())), phase="evaluate"), ClientEvaluation)
     test = problem.client_data(1).test
     assert got.num_examples == len(test) > 0
     model = problem.network().eval()
@@ -241,8 +241,8 @@ def test_a_client_judges_a_model_on_its_own_test_data(tmp_path):
 def test_a_client_without_test_data_judges_nothing(tmp_path):
     problem = problem_of("fedavg")
     desk = Desk(tmp_path, problem)
-    got = body(desk.ask(Candidate(tensors(problem.network())), phase="evaluate"), Judgement)
-    assert got == Judgement(0, 0, 0.0)
+    got = body(desk.ask(Candidate(tensors(problem.network())), phase="evaluate"), ClientEvaluation)
+    assert got == ClientEvaluation(0, 0, 0.0)
     desk.store.close()
 
 
@@ -250,5 +250,5 @@ def test_a_client_tells_what_it_counted(desk):
     key = Key(0, "ask", "images", "down", 1, 0)
     desk.store.book({key: Sums(1, 2, 3)})
     got = body(desk.ask(LedgerQuestion("what did you count?"), phase="session"), LedgerAnswer)
-    assert parsed(got.rows) == {key: Sums(1, 2, 3)}
+    assert parse_rows(got.rows) == {key: Sums(1, 2, 3)}
     assert desk.rows() == [], "the protocol's own text is no release"

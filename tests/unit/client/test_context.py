@@ -17,7 +17,7 @@ from fedrpc.methods.fedavg import FIT, FedAvg
 from fedrpc.methods.fedprox import FedProx
 from fedrpc.methods.phases import on
 from fedrpc.models.state import tensors
-from fedrpc.privacy.accountant import spent
+from fedrpc.privacy.accountant import compute_epsilon
 from fedrpc.privacy.mechanisms import Declared, Gaussian, public
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.envelope import Envelope
@@ -175,7 +175,7 @@ def test_noise_is_the_same_for_the_same_question_and_unrelated_otherwise(store):
 
 def test_a_release_over_the_budget_abstains_before_anything_leaves(store):
     mechanism = Gaussian(1.0, 1.0, covers="x")
-    one = spent(mechanism.guarantee.history, 1e-5)
+    one = compute_epsilon(mechanism.guarantee.history, 1e-5)
     problem = problem_of("fedavg", privacy={"epsilon_budget": one * 1.01})
     ctx = context(store, problem)
     ctx.release("a", torch.zeros(2), mechanism)
@@ -188,7 +188,7 @@ def test_a_release_over_the_budget_abstains_before_anything_leaves(store):
 
 def test_what_was_spent_before_counts(store):
     history = ((1.0, 1.0, 5),)
-    problem = problem_of("fedavg", privacy={"epsilon_budget": spent(((1.0, 1.0, 6),), 1e-5) + 1e-6})
+    problem = problem_of("fedavg", privacy={"epsilon_budget": compute_epsilon(((1.0, 1.0, 6),), 1e-5) + 1e-6})
     ctx = context(store, problem, spent=lambda: history)
     ctx.release("a", torch.zeros(2), Gaussian(1.0, 1.0, covers="x"))
     over = context(store, problem, spent=lambda: ((1.0, 1.0, 6),))
@@ -212,8 +212,8 @@ def test_a_release_of_a_part_that_the_answer_has_not_is_an_error():
 def test_a_round_goes_on_without_clients_that_have_nothing_left_to_spend():
     """One client has twice the examples and so twice the steps: it can pay for one round, the others for two."""
     dp = {"noise_multiplier": 1.0}
-    budget = spent(((1.0, 1.0, 2),), 1e-5)
-    assert spent(((1.0, 0.5, 2),), 1e-5) < budget < spent(((1.0, 0.5, 4),), 1e-5)
+    budget = compute_epsilon(((1.0, 1.0, 2),), 1e-5)
+    assert compute_epsilon(((1.0, 0.5, 2),), 1e-5) < budget < compute_epsilon(((1.0, 0.5, 4),), 1e-5)
 
     class Uneven(SmallProblem):
         def local_indices(self, client):

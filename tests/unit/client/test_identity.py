@@ -62,7 +62,7 @@ sys.stdin.read()
 
 def test_a_folder_that_can_not_be_written_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"can not write .*choose another --state-dir"):
+    with pytest.raises(ConfigError, match=r"cannot write .*choose another --state-dir"):
         Identity(tmp_path / "file", 0)
 
 

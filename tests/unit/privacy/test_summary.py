@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedrpc.privacy.accountant import epsilons
-from fedrpc.privacy.ledger import releases
+from fedrpc.privacy.accountant import compute_epsilons
+from fedrpc.privacy.ledger import list_releases
 from fedrpc.privacy.mechanisms import REPLACE_ONE, ZERO_OUT, Coverage, Guarantee
 from fedrpc.privacy.summary import summarise
 from fedrpc.wire.kinds import Kind
@@ -24,7 +24,7 @@ def row(client: int = 0, kind: str = "weights", steps: int = 0, **changes: Any) 
 
 
 def cost(steps: int) -> float:
-    return epsilons(((2.0, 1.0, steps),), DELTA).best[0]
+    return compute_epsilons(((2.0, 1.0, steps),), DELTA).best[0]
 
 
 def test_the_client_that_spent_most_is_told() -> None:
@@ -67,7 +67,7 @@ def test_different_neighbours_are_not_added_up() -> None:
 def test_parts_that_share_a_guarantee_are_charged_once() -> None:
     promise = Guarantee("dp-sgd", {}, "record-level, all", ((2.0, 1.0, 3),), ZERO_OUT)
     kinds = {"weights": Kind.WEIGHTS, "head": Kind.WEIGHTS, "moments": Kind.MOMENTS}
-    found = releases(kinds, dict.fromkeys(kinds, promise), {"client": 0})
+    found = list_releases(kinds, dict.fromkeys(kinds, promise), {"client": 0})
     assert [(release.kind, release.parts) for release in found] == [
         (Kind.WEIGHTS, ("weights", "head")),
         (Kind.MOMENTS, ("moments",)),

@@ -13,7 +13,7 @@ import pytest
 from fedrpc.config import RunConfig, to_toml
 from fedrpc.data.partition import partition
 from fedrpc.data.partition_card import card
-from fedrpc.wire.ledger import Key, Sums, to_json, totals
+from fedrpc.wire.ledger import Key, Sums, compute_totals, to_json
 
 MakeRun = Callable[..., Path]
 
@@ -60,7 +60,7 @@ def records(
 
 
 def summary_of(config: RunConfig, rows: list[tuple[Key, Sums]], told: list[dict[str, Any]]) -> dict[str, Any]:
-    sums = totals(dict(rows))
+    sums = compute_totals(dict(rows))
     for direction, extra in (("down", 1234), ("up", 4321)):
         sums["total"][direction]["kernel"] = sums["total"][direction]["message"] + extra
     finished = [row for row in told if row["event"] == "round_finished" and "accuracy" in row]

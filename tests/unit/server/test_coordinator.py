@@ -21,7 +21,7 @@ from fedrpc.server.mailbox import Mailbox, Task
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import Desk
 from fedrpc.server.spool import Spool
-from fedrpc.server.summary import model_sha256
+from fedrpc.server.summary import hash_model
 from fedrpc.wire import ledger
 from fedrpc.wire.ledger import LedgerFile
 from fedrpc.wire.tcpinfo import Meter
@@ -110,7 +110,7 @@ def test_the_run_directory_is_what_the_summary_says(finished):
     out, result = finished
     summary = json.loads((out / "summary.json").read_text())
     assert summary == json.loads(json.dumps(result))
-    assert model_sha256(load_file(out / "model.safetensors")) == summary["model_sha256"]
+    assert hash_model(load_file(out / "model.safetensors")) == summary["model_sha256"]
     rows = [row["event"] for row in read_records(out / "records.jsonl") if row["event"] == "round_finished"]
     assert len(rows) == summary["num_rounds"] == 2
     assert dict(ledger.read(out / "ledger.jsonl"))
@@ -227,7 +227,7 @@ def test_a_run_without_enough_clients_says_who_is_missing(tmp_path):
 def test_no_rounds_is_a_run_with_the_initial_model(tmp_path):
     problem = small(rounds=0)
     result = Life(tmp_path, problem).run()
-    assert result["model_sha256"] == model_sha256(problem.method.model(problem.method.init(problem.env)))
+    assert result["model_sha256"] == hash_model(problem.method.model(problem.method.init(problem.env)))
     assert result["accuracy"] == {}
 
 

@@ -56,7 +56,7 @@ class Post:
         """A client comes again."""
         session, old = self.roster.join(client, instance)
         if old:
-            self.mailbox.session_replaced(old)
+            self.mailbox.replace_session(old)
         self.sessions[client] = session
         await settle()
         return session
@@ -117,7 +117,7 @@ async def test_tasks_are_leased_in_cohort_order_and_at_most_so_many(parallel):
         out = [task.client for task in tasks if task.leased and not task.done]
         assert len(out) <= limit
         leased += [client for client in out if client not in leased]
-        post.mailbox.answered(tasks[out[-1]], Path(f"reply-{out[-1]}"))
+        post.mailbox.accept_reply(tasks[out[-1]], Path(f"reply-{out[-1]}"))
     assert leased == list(range(8))
     assert all(task.done for task in tasks)
 
@@ -140,10 +140,10 @@ async def test_a_busy_client_never_gets_a_second_task():
     post.mailbox.post([first, second])
     await settle()
     assert post.got(0) is first
-    post.mailbox.delivered(Delivery(first, 0))
+    post.mailbox.mark_delivered(Delivery(first, 0))
     await post.poll(0)
     assert post.got(0) is None
-    post.mailbox.answered(first, Path("reply"))
+    post.mailbox.accept_reply(first, Path("reply"))
     await settle()
     assert post.got(0) is second
 
@@ -180,7 +180,7 @@ async def test_a_lost_session_gives_its_task_back_with_the_next_attempt(clock):
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.delivered(Delivery(task, 0))
+    post.mailbox.mark_delivered(Delivery(task, 0))
     clock.advance(6)
     post.mailbox.reap()
     assert post.here == []
@@ -211,7 +211,7 @@ async def test_a_client_that_joins_again_gets_its_task_again():
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.delivered(Delivery(task, 0))
+    post.mailbox.mark_delivered(Delivery(task, 0))
     await post.rejoin(0)
     await post.poll(0)
     assert post.got(0) is task
@@ -235,7 +235,7 @@ async def test_a_delivery_that_breaks_is_made_again():
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.undelivered(Delivery(task, 0))
+    post.mailbox.return_to_queue(Delivery(task, 0))
     assert (task.leased, task.attempt) == (False, 1)
     await post.poll(0)
     assert post.got(0) is task
@@ -252,9 +252,9 @@ async def test_an_old_delivery_that_breaks_late_does_not_disturb_the_new_one(clo
     await post.poll(0)
     assert post.got(0) is task
     assert task.attempt == 1
-    post.mailbox.undelivered(Delivery(task, 0))  # the stream of the old session ends only now
+    post.mailbox.return_to_queue(Delivery(task, 0))  # the stream of the old session ends only now
     assert (task.leased, task.attempt) == (True, 1)
-    post.mailbox.delivered(Delivery(task, 0))
+    post.mailbox.mark_delivered(Delivery(task, 0))
     assert task.delivered_at is None, "the deadline is of the delivery that counts"
     await post.poll(0)
     assert post.got(0) is None, "the client is busy with it"
@@ -282,7 +282,7 @@ async def test_a_task_does_not_go_to_a_session_that_was_replaced_meanwhile():
     older = post.polls[0]
     post.mailbox.post([task])
     session, old = post.roster.join(0, "a")
-    post.mailbox.session_replaced(old)
+    post.mailbox.replace_session(old)
     post.sessions[0] = session
     await settle()
     assert isinstance(older.result(), Idle)
@@ -305,7 +305,7 @@ async def test_the_deadline_starts_with_the_delivery(clock):
     clock.advance(1000)
     post.mailbox.reap()
     assert not task.done
-    post.mailbox.delivered(Delivery(task, 0))
+    post.mailbox.mark_delivered(Delivery(task, 0))
     await post.poll(0)
     clock.advance(100)
     post.mailbox.reap()
@@ -324,7 +324,7 @@ async def test_an_answer_that_is_coming_in_has_twice_the_time_and_no_more(clock)
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.delivered(Delivery(task, 0))
+    post.mailbox.mark_delivered(Delivery(task, 0))
     await post.poll(0)
     task.receiving = 1
     clock.advance(200)
@@ -399,7 +399,7 @@ async def test_a_client_that_waits_for_a_free_lease_is_not_absent(clock):
     await post.poll(0, 1)
     post.mailbox.post(tasks)
     await settle()
-    post.mailbox.delivered(Delivery(tasks[0], 0))
+    post.mailbox.mark_delivered(Delivery(tasks[0], 0))
     await post.poll(0)
     clock.advance(100)
     post.mailbox.reap()
@@ -416,7 +416,7 @@ async def test_a_cancel_reaches_the_next_poll():
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.delivered(Delivery(task, 0))
+    post.mailbox.mark_delivered(Delivery(task, 0))
     post.mailbox.withdraw([task], "the round is over")
     assert reason(task) == "the round is over"
     await post.poll(0)
@@ -432,7 +432,7 @@ async def test_a_cancel_wakes_a_parked_poll_and_then_comes_the_next_task():
     await post.poll(0)
     post.mailbox.post([first])
     await settle()
-    post.mailbox.delivered(Delivery(first, 0))
+    post.mailbox.mark_delivered(Delivery(first, 0))
     await post.poll(0)
     post.mailbox.withdraw([first], "why")
     post.mailbox.post([second])
@@ -449,7 +449,7 @@ async def test_a_cancel_is_not_lost_with_the_poll_that_would_have_brought_it():
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.delivered(Delivery(task, 0))
+    post.mailbox.mark_delivered(Delivery(task, 0))
     await post.poll(0)
     post.mailbox.withdraw([task], "why")
     post.polls[0].cancel()
@@ -465,7 +465,7 @@ async def test_withdrawing_what_nobody_works_on_tells_nobody():
     await post.poll(0)
     post.mailbox.post([one])
     await settle()
-    post.mailbox.answered(one, Path("reply"))
+    post.mailbox.accept_reply(one, Path("reply"))
     post.mailbox.post([two])
     post.mailbox.withdraw([one, two], "why")
     assert one.outcome.result() == Path("reply")
@@ -482,7 +482,7 @@ async def test_a_second_answer_is_a_duplicate_and_a_late_one_is_late():
     await post.poll(0, 1)
     post.mailbox.post([one, two])
     assert post.mailbox.find(one.task_id) is one
-    post.mailbox.answered(one, Path("reply"))
+    post.mailbox.accept_reply(one, Path("reply"))
     post.mailbox.withdraw([two], "why")
     assert post.mailbox.find(one.task_id) is None
     assert post.mailbox.find(two.task_id) is None
@@ -497,7 +497,7 @@ async def test_a_client_that_says_why_it_has_no_answer_is_free_again():
     await post.poll(0)
     post.mailbox.post([first, second])
     await settle()
-    post.mailbox.failed(first, "ValueError: no")
+    post.mailbox.accept_failure(first, "ValueError: no")
     assert reason(first) == "ValueError: no"
     await post.poll(0)
     assert post.got(0) is second
@@ -519,7 +519,7 @@ async def test_the_end_of_the_run_reaches_parked_and_later_polls():
 async def test_memory_of_old_answers_is_bounded():
     post = Post(1)
     for step in range(10_050):
-        post.mailbox.answered(task_of(0, None, step=step), Path("reply"))
+        post.mailbox.accept_reply(task_of(0, None, step=step), Path("reply"))
     assert len(post.mailbox._ended) == 10_000
 
 
@@ -530,7 +530,7 @@ async def test_a_question_that_can_not_be_encoded_is_the_methods_mistake():
     await post.poll(0)
     post.mailbox.post([first, second])
     await settle()
-    post.mailbox.broken(first, TypeError("no such field"))
+    post.mailbox.fail_question(first, TypeError("no such field"))
     with pytest.raises(TypeError, match="no such field"):
         await first.outcome
     await post.poll(0)
@@ -549,13 +549,13 @@ def test_a_question_is_encoded_once_and_its_frames_are_the_wires(shared, monkeyp
     assert question.prepared
     assert question.payload is question.payload
     for _ in range(2):
-        assert [data for _, _, data in question.frames()] == frames_of(everything())[1:]
-    assert sum(size for _, size, _ in question.frames()) == question.payload.size_bytes
+        assert [data for _, _, data in question.iter_frames()] == frames_of(everything())[1:]
+    assert sum(size for _, size, _ in question.iter_frames()) == question.payload.size_bytes
 
 
 def test_a_small_question_travels_whole_in_its_envelope():
     question = Question(everything(), shared=True)
-    assert not list(question.frames())
+    assert not list(question.iter_frames())
     chunks = build_inline_chunks(question.payload)
     assert [chunk.data for chunk in chunks] == [b"".join(v) for v in question.payload.buffers if v]
     envelope = envelope_of(question.payload)
@@ -580,7 +580,7 @@ async def test_a_server_that_ends_withdraws_nothing() -> None:
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.delivered(Delivery(task, 0))
+    post.mailbox.mark_delivered(Delivery(task, 0))
     await post.poll(0)
     post.mailbox.end()
     post.mailbox.withdraw([task], "the round is over")

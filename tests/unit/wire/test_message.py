@@ -76,7 +76,7 @@ def test_a_default_can_be_declared_with_the_kind():
     ],
     ids=str,
 )
-def test_a_type_that_can_not_travel_is_refused_when_the_phase_is_declared(hint):
+def test_a_type_that_cannot_travel_is_refused_when_the_phase_is_declared(hint):
     with pytest.raises(TypeError, match="a message field can"):
         check_message(message(value=hint))
 

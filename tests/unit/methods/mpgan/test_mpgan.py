@@ -39,7 +39,7 @@ def played(method: str = "mpgan", rounds: int = 2, *, folder: Path | None = None
 def in_store(run: Played, folder: Path, key: str, cls: type[Any]) -> list[Any]:
     """What every client keeps under a key."""
     with InMemoryFederation(run.problem, folder) as federation:
-        blobs = [federation.clients.store(client).blob(key) for client in range(run.problem.config.clients)]
+        blobs = [federation.clients.store(client).read_value(key) for client in range(run.problem.config.clients)]
     return [None if blob is None else stored.loads(cls, blob) for blob in blobs]
 
 
