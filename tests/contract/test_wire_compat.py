@@ -224,7 +224,7 @@ def test_states_that_were_kept_are_still_read():
     assert same(stored.loads(EveryDtype, lines("kept_dtypes")[0]), MESSAGES["every_dtype"]())
 
 
-def test_every_stored_file_is_held():
+def test_every_stored_file_belongs_to_a_test():
     held = {*MESSAGES, *CALLS, "kept_answer", "kept_state", "kept_dtypes"}
     assert {path.stem for path in FOLDER.iterdir()} == held
 

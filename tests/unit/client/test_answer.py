@@ -127,7 +127,7 @@ def desk(tmp_path) -> Iterator[Desk]:
     found.store.close()
 
 
-def test_an_answer_is_what_the_client_half_says(desk):
+def test_an_answer_is_what_the_client_half_returns(desk):
     kept = desk.ask(plain(3), round_index=4, step=2)
     assert body(kept).value.tolist() == [6]
     envelope, _ = load_payload(kept)
@@ -160,7 +160,7 @@ def test_another_question_for_the_same_task_is_a_new_release_from_the_same_start
     assert len(desk.rows()) == 4, "and what it released was not"
 
 
-def test_a_clients_memory_lasts_from_answer_to_answer(desk):
+def test_a_clients_store_lasts_from_answer_to_answer(desk):
     for number in range(3):
         assert body(desk.ask(plain(), task=f"{number:032x}")).count == number + 1
 
@@ -177,7 +177,7 @@ def test_every_data_derived_kind_of_an_answer_has_a_row(desk):
 @pytest.mark.parametrize(
     ("what", "error"), [("raise", RuntimeError), ("abstain", Abstained), ("wrong", TypeError), ("check", Cancelled)]
 )
-def test_an_answer_that_does_not_come_about_leaves_nothing(desk, what, error):
+def test_an_answer_that_fails_leaves_nothing(desk, what, error):
     desk.stop.set()
     with pytest.raises(error):
         desk.ask(plain(what=what))
@@ -198,7 +198,7 @@ def test_a_question_of_another_layout_is_the_servers_mistake(desk):
 
 
 @pytest.mark.parametrize("task", ["", "..", "../x", "/nowhere/x", "a/b", "a\0b", "." * 40, "x" * 300])
-def test_a_task_can_not_be_named_so_that_its_answer_lands_elsewhere(desk, tmp_path, task):
+def test_a_task_id_cannot_place_its_answer_outside_the_store(desk, tmp_path, task):
     with pytest.raises(WireError, match="name"):
         desk.ask(plain(), task=task)
     assert desk.rows() == []
@@ -223,7 +223,7 @@ def test_what_torch_draws_depends_on_the_question_alone(desk, tmp_path):
 # The coordinator's own questions
 
 
-def test_a_client_judges_a_model_on_its_own_test_data(tmp_path):
+def test_a_client_evaluates_a_model_on_its_own_test_data(tmp_path):
     problem = problem_of("fedavg", local_test=0.5)
     desk = Desk(tmp_path, problem)
     got = body(desk.ask(Candidate(tensors(problem.network())), phase="evaluate"), ClientEvaluation)
@@ -238,7 +238,7 @@ def test_a_client_judges_a_model_on_its_own_test_data(tmp_path):
     desk.store.close()
 
 
-def test_a_client_without_test_data_judges_nothing(tmp_path):
+def test_a_client_without_test_data_evaluates_nothing(tmp_path):
     problem = problem_of("fedavg")
     desk = Desk(tmp_path, problem)
     got = body(desk.ask(Candidate(tensors(problem.network())), phase="evaluate"), ClientEvaluation)
@@ -246,7 +246,7 @@ def test_a_client_without_test_data_judges_nothing(tmp_path):
     desk.store.close()
 
 
-def test_a_client_tells_what_it_counted(desk):
+def test_a_client_reports_its_ledger(desk):
     key = Key(0, "ask", "images", "down", 1, 0)
     desk.store.book({key: Sums(1, 2, 3)})
     got = body(desk.ask(LedgerQuestion("what did you count?"), phase="session"), LedgerAnswer)

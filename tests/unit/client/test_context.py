@@ -49,7 +49,7 @@ def draw(ctx: AnswerContext, purpose: str = "order") -> int:
     return int(ctx.rng(purpose).integers(2**60))
 
 
-def test_a_context_says_where_it_is(store):
+def test_a_context_has_its_client_round_phase_and_step(store):
     ctx = context(store, round=3, step=2)
     assert (ctx.client, ctx.round, ctx.phase, ctx.step) == (1, 3, "fit", 2)
     assert ctx.env.num_clients == 4

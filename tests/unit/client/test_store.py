@@ -104,7 +104,7 @@ def test_a_large_value_lies_in_a_file_and_goes_with_its_version(store, tmp_path)
     assert (found(), num_files()) == ((1, 1), 1), "what was folded is gone"
 
 
-def test_a_large_value_that_nobody_names_is_removed(tmp_path):
+def test_a_large_value_without_an_entry_is_removed(tmp_path):
     store = ClientStore(tmp_path)
     transaction = Transaction(store)
     transaction.put("key", One(torch.ones(100_000)))
@@ -140,7 +140,7 @@ def test_any_message_can_be_kept(store):
     assert same(Transaction(store).get("key", Everything), everything())
 
 
-def test_what_is_put_does_not_follow_the_tensor(store):
+def test_a_stored_value_does_not_change_with_its_tensor(store):
     tensor = torch.zeros(1)
     transaction = Transaction(store)
     transaction.put("key", One(tensor))
@@ -226,7 +226,7 @@ def test_undoing_brings_back_what_was_deleted(store):
 
 
 @pytest.mark.parametrize("damage", ["lost", "torn", "flipped"])
-def test_an_answer_whose_bytes_are_gone_is_made_again(store, damage):
+def test_an_answer_whose_bytes_are_lost_is_computed_again(store, damage):
     kept = commit(store, "task", {"key": 1})
     data = raw(kept)
     damaged = {"lost": b"", "torn": data[:-9], "flipped": bytes([data[0] ^ 1]) + data[1:]}[damage]
@@ -280,7 +280,7 @@ def test_a_deleted_key_stays_deleted_when_it_is_folded(store):
     assert value(store) is None
 
 
-def test_what_was_asked_since_the_last_durable_point_is_kept(store):
+def test_answers_since_the_last_durable_point_are_kept(store):
     commit(store, "task", {"key": 1}, epoch=3)
     store.fold(3)
     assert store.find_answer("task", b"q") is not None
@@ -303,7 +303,7 @@ OPS = st.lists(
 
 @settings(max_examples=40)
 @given(OPS)
-def test_the_store_is_what_a_list_of_answers_says(tmp_path_factory, ops):
+def test_the_store_agrees_with_a_model_that_replays_all_answers(tmp_path_factory, ops):
     """Held against a model that keeps every answer's writes for ever and replays them."""
     folder = tmp_path_factory.mktemp("store")
     store, answers, number, durable = ClientStore(folder), [], 0, 0
@@ -378,7 +378,7 @@ def test_another_chain_than_the_servers_is_refused(store):
         store.adopt_chain(1, b"\7" * 32, ())
 
 
-def test_what_was_spent_survives_undoing_restarts_and_a_lost_store(store, tmp_path):
+def test_the_history_survives_undoing_restarts_and_a_lost_store(store, tmp_path):
     promise = Guarantee("gaussian", {}, "record-level", ((2.0, 1.0, 3),), "replace-one")
     assert store.get_history() == ()
     commit(store, "a", released=(release(), release(guarantee=promise)))
@@ -406,7 +406,7 @@ def test_a_lost_store_goes_on_with_the_servers_chain(store, own):
     assert rows[0]["previous"] == (b"\7" * 32).hex()
 
 
-def test_a_promise_is_synced(store, monkeypatch, where):
+def test_an_answer_with_a_privacy_cost_is_synced(store, monkeypatch, where):
     synced: list[bool] = []
     monkeypatch.setattr("fedrpc.wire.frames.os.fsync", lambda _: synced.append(True))
     store._db.set_trace_callback(lambda sql: "synchronous=FULL" in sql and where == "rows" and synced.append(True))
@@ -472,7 +472,7 @@ def test_two_threads_can_use_it_at_once(store):
     assert value(store) == 29
 
 
-def test_a_server_can_not_have_a_client_forget_what_it_spent(store):
+def test_a_server_cannot_make_a_client_forget_what_it_spent(store):
     promise = Guarantee("gaussian", {}, "record-level", ((1.0, 1.0, 100),), "replace-one")
     commit(store, "a", released=(release(guarantee=promise),))
     with pytest.raises(Refused, match="but they spent less"):

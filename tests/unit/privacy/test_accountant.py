@@ -20,7 +20,7 @@ def test_nothing_released_costs_nothing() -> None:
     assert vars(compute_epsilons((), 1e-5)) == {"gdp": 0.0, "rdp": 0.0, "prv": 0.0}
 
 
-def test_at_sampling_rate_one_the_closed_form_is_told() -> None:
+def test_at_sampling_rate_one_the_closed_form_is_reported() -> None:
     found = compute_epsilons(((3 * 100 / math.sqrt(32), 1.0, 50),), 1e-5)
     assert found.best == (found.gdp, "gdp")
     assert found.gdp == pytest.approx(0.466, rel=0.01)
@@ -28,7 +28,7 @@ def test_at_sampling_rate_one_the_closed_form_is_told() -> None:
     assert found.prv == pytest.approx(found.gdp, abs=0.02)
 
 
-def test_otherwise_it_is_opacus_to_the_last_bit() -> None:
+def test_below_sampling_rate_one_epsilon_equals_opacus_bit_for_bit() -> None:
     history = [(1.1, 0.05, 40), (0.9, 0.02, 7)]
     found = compute_epsilons(tuple(history), 1e-5)
     for cls, value in ((RDPAccountant, found.rdp), (PRVAccountant, found.prv)):
@@ -42,14 +42,14 @@ def test_otherwise_it_is_opacus_to_the_last_bit() -> None:
     assert compute_epsilon(tuple(history), 1e-5) == found.rdp
 
 
-def test_where_the_prv_accountant_fails_there_is_none_and_the_others_stand() -> None:
+def test_where_the_prv_accountant_fails_the_others_remain() -> None:
     found = compute_epsilons(((0.04 * 100 / math.sqrt(128), 1.0, 200),), 1e-5)
     assert found.prv is None
     assert found.gdp == pytest.approx(969.6, rel=0.01)
     assert found.rdp >= found.gdp
 
 
-def test_no_noise_is_no_privacy() -> None:
+def test_without_noise_epsilon_is_infinite() -> None:
     assert compute_epsilon(((0.0, 1.0, 1),), 1e-5) == math.inf
     assert compute_epsilon(((0.0, 0.5, 1),), 1e-5) == math.inf
 

@@ -73,7 +73,7 @@ def measured(noise: float, batch: int) -> tuple[float, History]:
 
 
 @pytest.mark.parametrize("batch", [8, 4])
-def test_a_canary_tells_no_more_than_is_charged(batch: int) -> None:
+def test_a_canary_attack_finds_no_more_than_the_charged_epsilon(batch: int) -> None:
     found, history = measured(noise=0.8, batch=batch)
     assert 0.2 < found <= compute_epsilon(history, DELTA)
 

@@ -26,7 +26,7 @@ AUDIT = [
 
 @pytest.mark.parametrize(("draws", "length", "std", "one", "all_", "classes"), AUDIT)
 @pytest.mark.parametrize(("which", "delta"), [(0, 1e-5), (1, 0.01)])
-def test_the_audited_figures(draws, length, std, one, all_, classes, which, delta) -> None:
+def test_epsilons_equal_the_audited_values(draws, length, std, one, all_, classes, which, delta) -> None:
     mu = math.sqrt(length) / (100 * std)
     for expected, releases in ((one, 1), (all_, draws), (classes, 3 * draws)):
         found = solve_epsilon(mu * math.sqrt(releases), delta)
@@ -56,19 +56,19 @@ def test_epsilon_and_delta_are_inverse(mu: float, delta: float) -> None:
 
 
 @given(mu=st.floats(1e-3, 50), more=st.floats(1.01, 3), delta=st.floats(1e-8, 0.1))
-def test_more_is_more(mu: float, more: float, delta: float) -> None:
+def test_epsilon_grows_with_mu_and_falls_with_delta(mu: float, more: float, delta: float) -> None:
     assert solve_epsilon(mu * more, delta) >= solve_epsilon(mu, delta)
     assert solve_epsilon(mu, delta / more) >= solve_epsilon(mu, delta)
 
 
-def test_the_ends() -> None:
+def test_limits_of_mu_and_delta() -> None:
     assert solve_epsilon(0.0, 1e-5) == 0
     assert solve_epsilon(math.inf, 1e-5) == math.inf
     with pytest.raises(ValueError, match="expected a delta between 0 and 1"):
         solve_epsilon(1.0, 0.0)
 
 
-def test_the_classic_bound() -> None:
+def test_the_classic_bound_equals_the_textbook_formula() -> None:
     """FedDPMS's example: epsilon 0.5 at delta 0.01 takes 6.215, not the 3.9 that a decimal logarithm gives."""
     assert compute_classic_epsilon(6.215, 0.01) == pytest.approx(0.5, rel=1e-4)
     assert compute_classic_epsilon(100 * 0.03, 1e-5) == pytest.approx(1.61, rel=0.01)

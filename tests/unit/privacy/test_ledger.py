@@ -54,7 +54,7 @@ def test_a_release_without_a_mechanism_says_so():
     assert (noisy["mechanism"], noisy["parameters"], noisy["covers"]) == ("gaussian", {"sigma": 2.0}, "theorem 1")
 
 
-def test_rows_are_filed_with_their_hashes(path):
+def test_rows_are_written_with_their_hashes(path):
     rows, heads = chain(1, 3)
     file = PrivacyFile(path)
     assert file.get_head(1) == (0, GENESIS)
@@ -64,7 +64,7 @@ def test_rows_are_filed_with_their_hashes(path):
     assert [bytes.fromhex(str(row["hash"])) for row in lines(path)] == heads
 
 
-def test_rows_that_are_here_already_are_not_filed_again(path):
+def test_rows_that_the_file_has_are_not_written_again(path):
     rows, heads = chain(1, 4)
     file = PrivacyFile(path)
     file.extend(1, 0, rows[:2])
@@ -183,7 +183,7 @@ def test_a_run_that_released_nothing_says_so(tmp_path):
     assert got["reason"] == "nothing left a client"
 
 
-def test_the_chain_knows_every_bit_of_a_row():
+def test_the_hash_depends_on_every_bit_of_a_row_and_its_predecessor():
     row = chain(1, 1)[0][0]
     assert hash_row(GENESIS, row) != hash_row(GENESIS, row + " ")
     assert hash_row(GENESIS, row) != hash_row(b"\1" * 32, row)
@@ -213,7 +213,7 @@ def test_histories_that_would_stop_an_accountant_are_refused(path, history):
     file.close()
 
 
-def test_a_promise_without_a_cost_is_none(path):
+def test_a_guarantee_without_a_cost_counts_as_uncovered(path):
     row = Release(Kind.WEIGHTS, ("w",), Guarantee(None, {}, "trust me"), {"client": 0, "round": 0, "phase": "fit"})
     file = PrivacyFile(path)
     file.extend(0, 0, [row.to_row(0, GENESIS)])

@@ -42,7 +42,7 @@ def test_without_noise_there_is_no_guarantee() -> None:
 
 
 @pytest.mark.parametrize(("std", "sensitivity", "draws"), [(-1, 1, 1), (1, 0, 1), (1, 1, 0), (float("nan"), 1, 1)])
-def test_sizes_that_make_no_sense(std: float, sensitivity: float, draws: int) -> None:
+def test_invalid_noise_sensitivity_or_draws_are_refused(std: float, sensitivity: float, draws: int) -> None:
     with pytest.raises(ValueError, match="expected noise"):
         Gaussian(std, sensitivity, draws=draws, covers="")
 

@@ -27,7 +27,7 @@ def cost(steps: int) -> float:
     return compute_epsilons(((2.0, 1.0, steps),), DELTA).best[0]
 
 
-def test_the_client_that_spent_most_is_told() -> None:
+def test_the_client_that_spent_most_is_reported() -> None:
     found = summarise([row(0, steps=1), row(1, steps=2), row(1, steps=3), row(0, steps=2)], DELTA)
     assert found["epsilon"] == pytest.approx(cost(5))
     assert (found["accountant"], found["reason"]) == ("gdp", None)
@@ -36,7 +36,7 @@ def test_the_client_that_spent_most_is_told() -> None:
     assert summarise([row(steps=1)], DELTA, "secret")["noise"].startswith("secret noise")
 
 
-def test_one_bare_part_leaves_the_run_without_an_epsilon_and_a_covered_kind_with_one() -> None:
+def test_one_uncovered_part_leaves_the_run_without_an_epsilon_and_a_covered_kind_with_one() -> None:
     found = summarise([row(kind="latent_means", steps=4), row(kind="weights")], DELTA)
     assert found["epsilon"] is None
     assert found["reason"] == "no guarantee: weights left clients uncovered"

@@ -17,7 +17,7 @@ def test_classes_are_recalls_and_their_variance():
     assert found["class_variance"] == pytest.approx(625)
 
 
-def test_clients_are_counts_and_how_evenly_they_are_served():
+def test_clients_are_summarised_by_counts_and_fairness():
     counts = {0: {"correct": 5, "of": 10}, 1: {"correct": 10, "of": 10}, 2: {"correct": 0, "of": 0}}
     found = summarise_clients(counts)
     assert found["per_client"] == counts

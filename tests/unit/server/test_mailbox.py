@@ -105,7 +105,7 @@ async def test_a_task_waits_for_the_poll():
 
 @pytest.mark.parametrize("parallel", [1, 2, 8, 0])
 @asynchronous
-async def test_tasks_are_leased_in_cohort_order_and_at_most_so_many(parallel):
+async def test_tasks_are_leased_in_cohort_order_up_to_the_limit(parallel):
     post = Post(8, parallel)
     await post.poll(*reversed(range(8)))
     tasks = post.tasks()
@@ -275,7 +275,7 @@ async def test_a_poll_that_breaks_off_just_when_it_is_woken_loses_no_task():
 
 
 @asynchronous
-async def test_a_task_does_not_go_to_a_session_that_was_replaced_meanwhile():
+async def test_a_task_is_not_delivered_to_a_replaced_session():
     post = Post(1)
     [task] = post.tasks()
     await post.poll(0)
@@ -337,7 +337,7 @@ async def test_an_answer_that_is_coming_in_has_twice_the_time_and_no_more(clock)
 
 
 @asynchronous
-async def test_an_absent_client_is_given_up_after_a_while(clock):
+async def test_the_tasks_of_an_absent_client_end_after_the_limit(clock):
     post = Post(2, absent_s=60)
     post.roster.close(post.sessions[1])
     await post.poll(0)
@@ -459,7 +459,7 @@ async def test_a_cancel_is_not_lost_with_the_poll_that_would_have_brought_it():
 
 
 @asynchronous
-async def test_withdrawing_what_nobody_works_on_tells_nobody():
+async def test_withdrawing_a_task_that_is_not_leased_sends_no_cancel():
     post = Post(2)
     one, two = post.tasks()
     await post.poll(0)
@@ -491,7 +491,7 @@ async def test_a_second_answer_is_a_duplicate_and_a_late_one_is_late():
 
 
 @asynchronous
-async def test_a_client_that_says_why_it_has_no_answer_is_free_again():
+async def test_a_client_that_reports_a_failure_is_free_again():
     post = Post(1)
     first, second = post.task(0), post.task(0, step=1)
     await post.poll(0)
@@ -524,7 +524,7 @@ async def test_memory_of_old_answers_is_bounded():
 
 
 @asynchronous
-async def test_a_question_that_can_not_be_encoded_is_the_methods_mistake():
+async def test_a_question_that_cannot_be_encoded_raises_in_ask():
     post = Post(1)
     first, second = post.task(0), post.task(0, step=1)
     await post.poll(0)
@@ -541,7 +541,7 @@ async def test_a_question_that_can_not_be_encoded_is_the_methods_mistake():
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_question_is_encoded_once_and_its_frames_are_the_wires(shared, monkeypatch):
+def test_a_question_is_encoded_once_and_its_frames_equal_those_on_the_wire(shared, monkeypatch):
     monkeypatch.setattr("fedrpc.wire.frames.SMALL_BYTES", 0)
     question = Question(everything(), shared=shared)
     assert not question.prepared

@@ -42,7 +42,7 @@ def values(shown: RunMetrics) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_what_is_shown_is_what_the_server_holds(book: LedgerFile) -> None:
+def test_metrics_equal_the_servers_state(book: LedgerFile) -> None:
     got = values(metrics(book))
     assert got["fedrpc_run_info", "run-1", "fedavg", "fmnist-mini"] == 1
     assert (got["fedrpc_rounds",], got["fedrpc_rounds_finished",]) == (9, 3)

@@ -77,7 +77,7 @@ async def test_a_parked_poll_or_a_moving_transfer_is_a_sign_of_life(roster, cloc
     assert roster.find_lost() == [parked, moving, silent]
 
 
-def test_a_word_from_a_client_starts_its_grace_again(roster, clock):
+def test_a_call_from_a_client_restarts_its_grace(roster, clock):
     session, _ = roster.join(0, "a")
     clock.advance(4)
     roster.find(session.token)
@@ -87,7 +87,7 @@ def test_a_word_from_a_client_starts_its_grace_again(roster, clock):
     assert roster.find_lost() == [session]
 
 
-def test_a_closed_session_says_since_when_its_client_is_gone(roster, clock):
+def test_absence_counts_from_the_close_of_a_session(roster, clock):
     clock.advance(3)
     assert roster.measure_absence(0) == pytest.approx(3), "since the server is here, when the client never was"
     session, _ = roster.join(0, "a")

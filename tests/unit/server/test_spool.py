@@ -39,7 +39,7 @@ def test_a_reply_is_reused_for_the_very_same_question_only(spool):
     assert not spool.exists(0, "task"), "an answer to another question is of no use"
 
 
-def test_there_is_nothing_to_reuse_of_another_task_or_time(spool):
+def test_replies_to_other_tasks_or_epochs_are_not_reused(spool):
     spooled(spool)
     assert spool.find_reusable(0, "other", b"question") is None
     assert spool.find_reusable(1, "task", b"question") is None

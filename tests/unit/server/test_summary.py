@@ -85,7 +85,7 @@ def test_accuracy_is_last_mean_of_last_ten_and_best():
     assert "client_mean" not in got
 
 
-def test_a_final_evaluation_is_the_last_word():
+def test_a_final_evaluation_is_the_last_accuracy():
     final = {"event": "evaluated", "round": 3, "final": True, "accuracy": 70.0, "class_variance": 0.0}
     got = summary.summarise_accuracy([*records(), final])
     assert got["global"] == got["best"] == 70
@@ -98,7 +98,7 @@ def test_rounds_without_an_evaluation_do_not_count():
     assert summary.summarise_accuracy(rows)["best"] == 40
 
 
-def test_bytes_hold_formula_and_ledger_against_each_other():
+def test_bytes_have_the_ledger_and_the_formula():
     rows = {
         Key(0, "fit", "weights", "down", 0, 0): Sums(100, 120, 2),
         Key(0, "fit", "weights", "up", 0, 0): Sums(100, 130, 2),
@@ -134,7 +134,7 @@ def test_kernel_bytes_that_are_not_exact_give_no_transport():
     assert summary.summarise_bytes({}, Cost(), Cost(), {"down": 5, "up": 5}, "resumed")["transport"] is None
 
 
-def test_exposure_is_the_share_of_pairs_where_ones_features_reached_the_other():
+def test_exposure_is_the_fraction_of_pairs_where_ones_features_reached_the_other():
     def key(index: int, direction: str, client: int, kind: str = "activations") -> Key:
         return Key(index, "extract", kind, direction, client, 0)
 
@@ -147,7 +147,7 @@ def test_no_baseline_no_overhead():
     assert summary.summarise_bytes({}, Cost(), Cost(), {"down": 0, "up": 0}, "")["overhead_vs_fedavg"] is None
 
 
-def test_the_heading_says_what_was_run():
+def test_the_first_keys_describe_the_run():
     config = problem_of("fedavg", rounds=5).config
     got = summary.describe_run(config, "run-1", 5)
     assert got["method"] == "fedavg"
@@ -171,7 +171,7 @@ RECORDS = [
 ]
 
 
-def test_the_newest_of_what_a_method_names_is_reported():
+def test_the_latest_value_of_what_a_method_names_is_reported():
     wanted = [
         Reported("share", "real share", "of all"),
         Reported("formal", "formal privacy", why="formal_reason"),

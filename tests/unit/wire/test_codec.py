@@ -110,7 +110,7 @@ def test_a_field_that_is_none_takes_no_part():
 
 
 @given(messages)
-def test_any_message_arrives_exactly_and_says_the_same_again(message):
+def test_any_message_arrives_exactly_and_encodes_equally_again(message):
     frames = frames_of(message)
     got = message_of(type(message), frames)
     assert same(got, message)
@@ -131,7 +131,7 @@ def test_scalars_are_eight_bytes_each():
     assert sizes[Kind.ENVELOPE] == len(everything().note.encode())
 
 
-def test_the_digest_knows_kind_name_order_shape_and_bits():
+def test_the_digest_depends_on_kind_name_order_shape_and_bits():
     def digest(**changes: Any) -> bytes:
         return encode(everything(**changes)).digest
 
@@ -282,7 +282,7 @@ def received(**tensors: dict[str, Tensor]) -> Any:
     return decode(Leaves, parts, buffers)
 
 
-def test_an_honest_message_of_leaves_is_taken():
+def test_an_honest_message_of_leaves_is_accepted():
     assert received() == Leaves(1, 1.0, True, "A", {1: 1}, [1])
 
 

@@ -90,7 +90,7 @@ def test_writing_to_a_kept_tensor_never_reaches_the_file(tmp_path):
     assert (tmp_path / "a").read_bytes() == before
 
 
-def test_a_file_torn_at_any_length_is_known_for_torn(tmp_path):
+def test_a_file_torn_at_any_length_is_recognised(tmp_path):
     keep(tmp_path / "whole", everything())
     data = (tmp_path / "whole").read_bytes()
     torn = tmp_path / "torn"
@@ -100,7 +100,7 @@ def test_a_file_torn_at_any_length_is_known_for_torn(tmp_path):
             read_file(torn)
 
 
-def test_a_file_that_lost_its_front_is_known_for_torn(tmp_path):
+def test_a_file_that_lost_its_beginning_is_recognised(tmp_path):
     keep(tmp_path / "whole", One(torch.arange(40)))
     data = (tmp_path / "whole").read_bytes()
     for start in range(1, len(data)):

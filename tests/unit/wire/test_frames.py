@@ -42,7 +42,7 @@ def test_the_chunk_prefix_equals_the_one_that_protobuf_writes_anywhere(number, s
     )
 
 
-def test_a_message_costs_five_bytes_more_on_the_wire():
+def test_a_message_costs_five_more_bytes_on_the_wire():
     assert count_message_bytes(0) == 5
     assert count_message_bytes(100) == 105
 
@@ -119,7 +119,7 @@ def test_one_flipped_bit_is_noticed_wherever_it_is():
                 assembled(envelope, broken)
 
 
-def test_a_crc_that_was_mended_does_not_mend_the_digest():
+def test_a_corrected_crc_does_not_hide_a_wrong_digest():
     envelope, whole = chunks(One(torch.zeros(2)))
     _, other = chunks(One(torch.ones(2)))
     envelope.parts[0].crc32 = encode(One(torch.ones(2))).parts[0].crc32
@@ -154,7 +154,7 @@ def test_chunks_of_another_part_are_refused():
         assembled(envelope, [*whole, whole[-1]])
 
 
-def test_an_empty_chunk_is_refused_so_that_a_stream_can_not_stand_still():
+def test_an_empty_chunk_is_refused_so_that_a_stream_cannot_stall():
     envelope, _ = chunks(One(torch.zeros(2)))
     with pytest.raises(WireError):
         assembled(envelope, [pb.Chunk(part=0, data=b"")])
@@ -167,7 +167,7 @@ def test_a_stream_that_ends_early_says_where():
         assembled(envelope, whole)
 
 
-def test_the_senders_word_is_not_trusted_with_our_memory():
+def test_a_message_over_the_limit_is_refused_before_it_is_received():
     envelope, whole = chunks(One(torch.zeros(2)))
     assert len(assembled(envelope, whole, max_bytes=8)) == 1
     with pytest.raises(WireError, match=r"8 bytes is over the limit of 7 \(limits.max_message_bytes\)"):

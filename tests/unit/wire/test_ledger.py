@@ -60,7 +60,7 @@ def added(*many: Rows) -> Rows:
 
 
 @given(KEYS, st.builds(Sums, *[st.integers(0, 2**60)] * 3))
-def test_a_row_survives_its_line(key, sums):
+def test_a_row_survives_its_json_line(key, sums):
     line = to_json(key, sums)
     assert "\n" not in line
     assert from_json(line) == (key, sums)
@@ -92,7 +92,7 @@ def test_every_frame_of_a_message_is_booked_under_the_kind_of_its_part():
     assert message_of(Everything, frames_of(everything())).count == everything().count
 
 
-def test_a_frame_that_makes_no_sense_is_booked_as_envelope():
+def test_an_invalid_frame_is_booked_as_envelope():
     envelope = envelope_of(encode(One(torch.zeros(2))))
     assert classify_frame(pb.Frame(chunk={"part": 5, "data": b"abc"}), envelope) == (Kind.ENVELOPE, 0)
     assert classify_frame(pb.Frame(chunk={"part": 0, "data": b"abc"}), None) == (Kind.ENVELOPE, 0)
@@ -297,7 +297,7 @@ def test_the_total_is_the_sum_of_all_rows(many):
         assert got["method"][side]["message"] == sum(part["message"] for part in by_kind)
 
 
-def test_two_ledgers_are_held_against_each_other_on_whole_attempts_only():
+def test_ledgers_are_compared_on_completed_attempts_only():
     server = added(
         row(0, 1, client=2),
         row(0, 2, client=2, kind="scalars"),
@@ -323,7 +323,7 @@ def test_one_message_more_is_a_difference():
     assert compare({key: sums}, {key: more}, 0)["differing"] == 1
 
 
-def test_what_rides_in_an_envelope_is_booked_under_its_own_kind_and_every_byte_once():
+def test_inline_chunks_and_rows_are_booked_under_their_own_kind_and_every_byte_once():
     payload = encode(Everything(**vars(everything())))
     envelope = envelope_of(payload)
     envelope.chunks.extend(build_inline_chunks(payload))
@@ -340,7 +340,7 @@ def test_what_rides_in_an_envelope_is_booked_under_its_own_kind_and_every_byte_o
     assert sums.message_bytes == 300 + 3 + 3, "a row, and the headers of a string and a field"
 
 
-def test_nothing_of_a_large_message_rides():
+def test_a_large_message_has_no_inline_chunks():
     payload = encode(One(torch.zeros(SMALL_BYTES // 4 + 1)))
     assert build_inline_chunks(payload) == []
     assert len(build_inline_chunks(encode(One(torch.zeros(SMALL_BYTES // 4))))) == 1
