@@ -142,7 +142,7 @@ class Transport:
         """Opens a session.
 
         Args:
-            instance: Tells this client from another one with the same id.
+            instance: Distinguishes this client from another one with the same id.
         """
         data = pb.JoinRequest(
             client_id=self._client,

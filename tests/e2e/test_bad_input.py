@@ -17,8 +17,8 @@ import pytest
 
 from fedrpc.problem import Problem
 from fedrpc.wire.v1 import coordinator_pb2 as pb
-from tests.e2e.programs import Program, Programs, configuration, free_port, settings, wait_for
-from tests.e2e.rawclient import SERVICE, RawClient, refusal
+from tests.e2e.programs import Program, Programs, configuration, find_free_port, settings, wait_for
+from tests.e2e.rawclient import SERVICE, RawClient, catch_refusal
 from tests.e2e.rundir import RunDir
 
 pytestmark = pytest.mark.timeout(180)
@@ -197,7 +197,7 @@ def test_the_scripts_say_the_same(tmp_path: Path, scripts: Programs) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         run = scripts.start("fedrpc", "run", "--method", "fedavgg", "--out", tmp_path / "run")
         server = scripts.server(tmp_path / "served", *settings(), listen=address)
-        nobody = f"127.0.0.1:{free_port()}"
+        nobody = f"127.0.0.1:{find_free_port()}"
         client = scripts.client(nobody, 0, tmp_path / "state", "--wait-s", "1")
         assert_one_line(run, CONFIG, "unknown method 'fedavgg'", "Did you mean 'fedavg'?")
         assert_one_line(server, UNAVAILABLE, f"cannot listen on {address}", "in use", "--listen")
@@ -228,7 +228,7 @@ def test_a_client_id_out_of_range(waiting: Program, tmp_path: Path, programs: Pr
 
 
 def test_a_client_id_that_a_live_client_holds(waiting: Program, tmp_path: Path, programs: Programs) -> None:
-    programs.client(waiting.address(), 0, tmp_path / "state").joined()
+    programs.client(waiting.address(), 0, tmp_path / "state").wait_for_join()
     ended = _client(programs, waiting.address(), 0, tmp_path / "other")
     assert_one_line(ended, UNAVAILABLE, "client id 0 is used by another live client")
     ended = _client(programs, waiting.address(), 0, tmp_path / "state")
@@ -254,7 +254,7 @@ def test_a_wire_that_differs_is_refused_at_join(
 ) -> None:
     client = changes.pop("client_id", 1)
     with RawClient(waiting.address()) as raw:
-        got, words = refusal(raw.join, client, **changes)
+        got, words = catch_refusal(raw.join, client, **changes)
     assert got == code
     for word in said.split("; "):
         assert word in words
@@ -263,7 +263,7 @@ def test_a_wire_that_differs_is_refused_at_join(
 def test_another_version_with_the_same_wire_is_welcome(waiting: Program) -> None:
     with RawClient(waiting.address()) as raw:
         assert raw.join(1, package_version="0.0.1").session
-    wait_for("the server notes it", lambda: [r for r in waiting.logged("version_skew") if r["theirs"] == "0.0.1"])
+    wait_for("the server notes it", lambda: [r for r in waiting.read_log("version_skew") if r["theirs"] == "0.0.1"])
 
 
 class _Fake(grpc.GenericRpcHandler):
