@@ -40,10 +40,11 @@ from fedrpc.server.roster import Roster, Session
 from fedrpc.server.rounds import Desk, ServerRound, task_id
 from fedrpc.server.selection import select_cohort
 from fedrpc.server.spool import Spool
-from fedrpc.server.summary import model_sha256, predict_cost, reported, reported_by, shapes_of
+from fedrpc.server.summary import build_shapes, collect_reported, hash_model, list_reported, predict_cost
 from fedrpc.wire.codec import Payload
-from fedrpc.wire.frames import Assembler, chunk_frames, parse, stored_payload
-from fedrpc.wire.ledger import Attempt, Rows, frame_kind, merge, totals
+from fedrpc.wire.envelope import Envelope, Idle, build_envelope, read_envelope
+from fedrpc.wire.frames import Assembler, load_payload, parse, serialise_chunks
+from fedrpc.wire.ledger import Attempt, Rows, classify_frame, compute_totals, merge
 from fedrpc.wire.message import Tensors
 from fedrpc.wire.tcpinfo import Meter
 from fedrpc.wire.v1 import coordinator_pb2 as pb
@@ -128,9 +129,10 @@ def problem_of(method: str | type[Method[Any, Any]], *, build: Build | None = ti
 # Both ends of the wire
 
 
-def frames_of(envelope: pb.Envelope, payload: Payload) -> list[bytes]:
+def frames_of(envelope: Envelope, payload: Payload, attempt: int = 0) -> list[bytes]:
     """A message as it crosses the wire."""
-    return [pb.Frame(envelope=envelope).SerializeToString(), *(data for _, _, data in chunk_frames(payload))]
+    head = pb.Frame(envelope=build_envelope(envelope, attempt=attempt))
+    return [head.SerializeToString(), *(data for _, _, data in serialise_chunks(payload))]
 
 
 def received(frames: Sequence[bytes], attempt: Attempt, path: Path | None = None) -> Delivered:
@@ -142,9 +144,9 @@ def received(frames: Sequence[bytes], attempt: Attempt, path: Path | None = None
             assembler.add(frame.chunk)
         buffers = assembler.finish()
     for frame, data in zip([first, *rest], frames, strict=True):
-        kind, size = frame_kind(frame, first.envelope)
+        kind, size = classify_frame(frame, first.envelope)
         attempt.add(kind, len(data), size)
-    return Delivered(first.envelope, buffers)
+    return Delivered(read_envelope(first.envelope), buffers)
 
 
 class InMemoryClients:
@@ -175,24 +177,23 @@ class InMemoryClients:
     def exchange(self, task: Task, into: Path) -> Path:
         """Delivers a task, lets the client answer, and leaves the result in a file, every byte booked."""
         payload = task.question.payload
-        question = pb.Envelope(
+        question = Envelope(
             task_id=task.task_id,
             round=task.round,
             phase=task.phase,
             step=task.step,
-            attempt=task.attempt,
             parts=payload.parts,
             digest=payload.digest,
             epoch=task.epoch,
         )
         self.asked.append((task.round, task.phase, task.step, task.client))
         down = Attempt(task.round, task.phase, "down", task.client, task.attempt)
-        delivered = received(frames_of(question, payload), down)
-        self._book(task.client, down.closed())
-        envelope, answer = stored_payload(self._client(task.client)[1].answer(delivered, threading.Event()))
+        delivered = received(frames_of(question, payload, task.attempt), down)
+        self._book(task.client, down.close())
+        envelope, answer = load_payload(self._client(task.client)[1].answer(delivered, threading.Event()))
         up = Attempt(task.round, task.phase, "up", task.client, self.store(task.client).next_attempt(task.task_id))
         received(frames_of(envelope, answer), up, into)
-        self._book(task.client, up.closed())
+        self._book(task.client, up.close())
         return into
 
     def _book(self, client: ClientId, rows: Rows) -> None:
@@ -202,7 +203,7 @@ class InMemoryClients:
 
     def released(self) -> list[dict[str, Any]]:
         """Every client's privacy rows."""
-        return [json.loads(row) for store, _ in self._open.values() for row in store.privacy_rows(0)]
+        return [json.loads(row) for store, _ in self._open.values() for row in store.read_privacy_rows(0)]
 
     def fold(self, durable: int) -> None:
         """Tells every client how many durable points there are."""
@@ -238,7 +239,7 @@ class InMemoryMailbox:
         if self._absent(task.round, task.phase, task.step, task.client):
             return Missing("not connected")
         try:
-            return self._clients.exchange(task, self._spool.incoming(task.epoch, task.task_id))
+            return self._clients.exchange(task, self._spool.make_incoming_path(task.epoch, task.task_id))
         except Abstained as error:
             return Missing(str(error), abstained=True)
 
@@ -267,7 +268,7 @@ class Played:
     def reported(self) -> dict[str, Any]:
         """The part of a summary that has the method's own figures."""
         records = [{"round": index} | json.loads(json.dumps(record)) for index, record in enumerate(self.records)]
-        return reported(reported_by(self.problem.method, self.problem.params), records)
+        return collect_reported(list_reported(self.problem.method, self.problem.params), records)
 
     @property
     def state(self) -> Any:
@@ -282,11 +283,11 @@ class Played:
     @property
     def sha256(self) -> str:
         """The final model's hash."""
-        return model_sha256(self.weights)
+        return hash_model(self.weights)
 
     def measured(self) -> dict[str, dict[str, int]]:
         """Tensor bytes by direction and kind, without zeros."""
-        method = totals(self.rows)["method"]
+        method = compute_totals(self.rows)["method"]
         return {
             side: {kind: sums["tensor"] for kind, sums in method[side]["by_kind"].items() if sums["tensor"]}
             for side in ("down", "up")
@@ -294,7 +295,7 @@ class Played:
 
     def predicted(self) -> dict[str, dict[str, int]]:
         """The method's formula, in the same form."""
-        cost = predict_cost(self.problem, shapes_of(self.problem, self.weights, self.cohorts))
+        cost = predict_cost(self.problem, build_shapes(self.problem, self.weights, self.cohorts))
         return {
             side: {kind.label: size for kind, size in sorted(sizes.items()) if size}
             for side, sizes in (("down", cost.down), ("up", cost.up))
@@ -444,7 +445,7 @@ class PollingClients:
         """A new session whose polls are answered from now on."""
         session, old = self._roster.join(client, instance or f"instance-{client}")
         if old:
-            self._mailbox.session_replaced(old)
+            self._mailbox.replace_session(old)
         self._running.append(asyncio.get_running_loop().create_task(self._serve(session)))
         return session
 
@@ -452,24 +453,24 @@ class PollingClients:
         while True:
             got = await self._mailbox.next(session)
             if isinstance(got, Delivery):
-                self._mailbox.delivered(got)
+                self._mailbox.mark_delivered(got)
                 self._running.append(asyncio.get_running_loop().create_task(self._answer(got.task)))
-            elif isinstance(got, pb.Idle) and got.finished:
+            elif isinstance(got, Idle) and got.finished:
                 return
 
     async def _answer(self, task: Task) -> None:
         if self._before:
             await self._before(task)
-        incoming = self._spool.incoming(task.epoch, task.task_id)
+        incoming = self._spool.make_incoming_path(task.epoch, task.task_id)
         try:
             self._clients.exchange(task, incoming)
         except Exception as error:
             abstained = isinstance(error, Abstained)
             why = str(error) if abstained else f"{type(error).__name__}: {error}"
-            self._mailbox.failed(task, why, abstained=abstained)
+            self._mailbox.accept_failure(task, why, abstained=abstained)
             return
         if not task.done:
-            self._mailbox.answered(task, self._spool.keep(incoming, task.epoch, task.task_id))
+            self._mailbox.accept_reply(task, self._spool.keep(incoming, task.epoch, task.task_id))
 
     async def close(self) -> None:
         """Ends all polls."""

@@ -13,7 +13,7 @@ from fedrpc.config import to_toml
 from fedrpc.data.partition_summary import summarize_partition
 from fedrpc.problem import Problem
 from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder
-from fedrpc.server.summary import heading
+from fedrpc.server.summary import describe_run
 from fedrpc.wire import stored
 from tests.fakes import Played, problem_of, run_in_memory
 
@@ -34,7 +34,7 @@ def finished_run(folder: Path, method: str, rounds: int = 1, **values: Any) -> P
 def write_run(folder: Path, problem: Problem, played: Played, rounds: int) -> None:
     """The files of the run directory that the attacks read."""
     (folder / "config.toml").write_text(to_toml(problem.config))
-    summary = heading(problem.config, RUN_ID, rounds) | {"model_sha256": played.sha256}
+    summary = describe_run(problem.config, RUN_ID, rounds) | {"model_sha256": played.sha256}
     (folder / "summary.json").write_text(json.dumps(summary))
     partition = summarize_partition(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
     (folder / "partition.json").write_text(json.dumps(partition))

@@ -11,7 +11,9 @@ from fedrpc.cli.options import DataDir, console
 
 
 def list_names(
-    what: Annotated[str, typer.Argument(help="methods, aggregators, params, datasets, models, partitions, recipes or settings")],
+    what: Annotated[
+        str, typer.Argument(help="methods, aggregators, params, datasets, models, partitions, recipes or settings")
+    ],
 ) -> None:
     """List what can be chosen."""
     from fedrpc.cli.listing import render_listing

@@ -14,20 +14,20 @@ from fedrpc.client.context import AnswerContext
 from fedrpc.client.store import ClientStore, Kept, Transaction
 from fedrpc.client.transport import Task
 from fedrpc.errors import WireError
-from fedrpc.methods.builtin import BUILTIN, Candidate, Judgement
+from fedrpc.methods.builtin import BUILTIN, Candidate, ClientEvaluation
 from fedrpc.methods.phases import Phase
 from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate
 from fedrpc.models.state import load
-from fedrpc.privacy.ledger import releases
+from fedrpc.privacy.ledger import list_releases
 from fedrpc.problem import Problem
 from fedrpc.process import give_back_memory
 from fedrpc.seeds import seed_torch
 from fedrpc.wire.codec import decode, encode
+from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import check_name
 from fedrpc.wire.ledger import EVALUATE, LedgerAnswer, to_json
 from fedrpc.wire.message import averaged_fields
 from fedrpc.wire.tcpinfo import Meter
-from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 _LONG_S = 0.3
 
@@ -49,7 +49,7 @@ class Answerer:
             stop: Set when the server withdraws the task.
         """
         question = task.envelope
-        kept = self._store.answer(check_name(question.task_id), question.digest)
+        kept = self._store.find_answer(check_name(question.task_id), question.digest)
         if kept is not None:
             return kept
         phase = self._phase(question.phase)
@@ -63,7 +63,7 @@ class Answerer:
         if not isinstance(body, phase.up):
             raise TypeError(f"phase '{phase.name}' must answer with {phase.up.__name__}, got {type(body).__name__}")
         payload = encode(body)
-        reply = pb.Envelope(
+        reply = Envelope(
             task_id=question.task_id,
             round=question.round,
             phase=question.phase,
@@ -80,7 +80,7 @@ class Answerer:
             "step": question.step,
             "task": question.task_id,
         }
-        told = releases(payload.parts, context.guarantees, where, self._problem.config.privacy.noise)
+        told = list_releases(payload.kinds, context.guarantees, where, self._problem.config.privacy.noise)
         kept = self._store.commit(reply, payload, transaction.writes, told)
         if took > _LONG_S:
             # A client waits for most of a run, and must not hold what its training needed: 75 idle clients of a small
@@ -98,7 +98,7 @@ class Answerer:
             raise WireError(f"{method.name} has no phase '{name}'; it has {', '.join(sorted(method.phases))}")
         return half.phases[name][0]
 
-    def _context(self, question: pb.Envelope, transaction: Transaction, stop: threading.Event) -> AnswerContext:
+    def _context(self, question: Envelope, transaction: Transaction, stop: threading.Event) -> AnswerContext:
         context = AnswerContext(
             self._problem,
             self._data,
@@ -107,7 +107,7 @@ class Answerer:
             device=self._device,
             store=transaction,
             stop=stop,
-            spent=self._store.spent,
+            spent=self._store.get_history,
             num_released=self._store.num_released(),
             cache=self._cache,
         )
@@ -119,7 +119,7 @@ class Answerer:
         if phase.name == EVALUATE:
             return self._judge(context, message)
         if phase.name in BUILTIN:
-            rows = "\n".join(to_json(key, sums) for key, sums in self._store.booked().items())
+            rows = "\n".join(to_json(key, sums) for key, sums in self._store.read_ledger().items())
             return LedgerAnswer(rows, *self._meter.read())
         method = self._problem.method
         if phase.name in method.phases:
@@ -140,7 +140,7 @@ class Answerer:
                 body = replace(body, **{name: tensors})
         return body
 
-    def _judge(self, context: AnswerContext, message: Candidate) -> Judgement:
+    def _judge(self, context: AnswerContext, message: Candidate) -> ClientEvaluation:
         model = context.model()
         load(model, message.weights)
         result = evaluate(
@@ -149,4 +149,4 @@ class Answerer:
             num_classes=self._data.num_classes,
             device=self._device,
         )
-        return Judgement(result.num_examples, result.num_correct, result.loss_sum)
+        return ClientEvaluation(result.num_examples, result.num_correct, result.loss_sum)

@@ -1,4 +1,4 @@
-"""The client's loop: join, keep one poll parked, answer what comes, submit until the server has it."""
+"""The client's loop: join, keep one poll parked, answer tasks, and submit each result until the server has it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from fedrpc import log
 from fedrpc.client.answer import Answerer
 from fedrpc.client.identity import Identity
 from fedrpc.client.store import ClientStore, Kept
-from fedrpc.client.transport import SessionLost, Task, Transport
+from fedrpc.client.transport import Admission, Failure, Receipt, SessionLost, Task, Transport
 from fedrpc.config import parse_join_config
 from fedrpc.device import choose
 from fedrpc.errors import Abstained, Cancelled, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.problem import Problem
 from fedrpc.process import give_back_memory
 from fedrpc.tls.credentials import ClientTls
-from fedrpc.wire.frames import SCHEMA_DIGEST, check_name
+from fedrpc.wire.envelope import Cancel, Envelope, Idle
+from fedrpc.wire.frames import check_name
 from fedrpc.wire.ledger import SESSION, Rows, merge
-from fedrpc.wire.v1 import coordinator_pb2 as pb
 
-_MAX_BAD_MESSAGES = 5  # in a row: then the fault is not a flipped bit
+_MAX_BAD_MESSAGES = 5  # in a row: more than that is no transmission error
 
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """What a client knows by itself; the rest it learns from Join."""
+    """A client's own options; the rest of its configuration comes with Join."""
 
     server: str
     client_id: int
@@ -71,7 +71,7 @@ class ClientApp:
         self._max_bytes = 8 << 30
 
     async def run(self) -> str:
-        """Takes part until the run is over; returns the server's last word."""
+        """Takes part until the run is over; returns the reason that the server gives for its end."""
         try:
             await self._rejoin("")
             async with asyncio.TaskGroup() as group:
@@ -100,7 +100,7 @@ class ClientApp:
     # Joining
 
     async def _rejoin(self, lost: str) -> None:
-        """Opens a new session unless another task did so already; gives up after `wait_s` without a server."""
+        """Opens a new session unless another coroutine has done so; gives up after `wait_s` without a server."""
         async with self._joining:
             if self._session != lost:
                 return
@@ -110,7 +110,7 @@ class ClientApp:
                     await self._join()
                     return
                 except Unavailable as error:
-                    delay = _pause_s(attempt)
+                    delay = _draw_pause(attempt)
                     if time.monotonic() + delay > give_up:
                         raise Unavailable(f"{error}; gave up after {self._options.wait_s:g} s (--wait-s)") from None
                     if attempt == 3:
@@ -118,32 +118,25 @@ class ClientApp:
                     await asyncio.sleep(delay)
 
     async def _join(self) -> None:
-        request = pb.JoinRequest(
-            client_id=self._options.client_id,
-            instance=self._identity.instance,
-            package_version=fedrpc.__version__,
-            schema_digest=SCHEMA_DIGEST,
-        )
-        answer = await self._transport.join(request)
+        answer = await self._transport.join(self._identity.instance)
         if answer.package_version != fedrpc.__version__:
             self._log.warning("version_skew", server=answer.package_version, client=fedrpc.__version__)
         if not self._answerer:
-            # Off the event loop: a large partition takes a while, and the channel must stay alive.
+            # Off the event loop: loading a large data set takes a while, and the channel must stay alive.
             await asyncio.get_running_loop().run_in_executor(self._thread, self._set_up, answer)
         elif answer.run_id != self._run_id:
             raise Refused(
                 f"the server now serves run {answer.run_id}, this client belongs to {self._run_id}: restart it"
             )
         assert self._store is not None
-        spent = tuple((entry.noise_multiplier, entry.sample_rate, entry.steps) for entry in answer.privacy_spent)
-        if self._store.adopt_chain(answer.privacy_rows, answer.privacy_head, spent):
+        if self._store.adopt_chain(answer.privacy_rows, answer.privacy_head, answer.privacy_spent):
             self._log.warning("privacy_chain_adopted", rows=answer.privacy_rows, why="the local store was lost")
         self._privacy_held = answer.privacy_rows
         self._session = answer.session
-        self._see_durable(answer.durable)
+        self._note_durable(answer.durable)
         self._log.info("joined", run=answer.run_id)
 
-    def _set_up(self, answer: pb.JoinResponse) -> None:
+    def _set_up(self, answer: Admission) -> None:
         config = parse_join_config(answer.config)
         if not 0 <= self._options.client_id < config.clients:
             raise Refused(f"client id {self._options.client_id} is out of range: the run has 0 to {config.clients - 1}")
@@ -167,16 +160,16 @@ class ClientApp:
         self._run_id = answer.run_id
         self._store = ClientStore(folder)
         self._answerer = Answerer(problem, self._options.client_id, self._store, device, self._transport.meter)
-        del problem.partition  # everybody's indices; a client needs its own alone, and has its rows
+        del problem.partition  # all clients' indices; this client has loaded its own examples
         give_back_memory()
 
-    def _see_durable(self, durable: int) -> None:
+    def _note_durable(self, durable: int) -> None:
         if durable > self._durable and self._store:
             self._store.fold(durable)
             self._durable = durable
 
     def _is_over(self, task: Task) -> bool:
-        """Whether the server is past this task: nobody waits for it, and its kept answer is gone."""
+        """Whether the server is past this task: nobody waits for the answer, and the store has dropped it."""
         return task.envelope.epoch < self._durable
 
     # Polling
@@ -186,10 +179,10 @@ class ClientApp:
         while True:
             session = self._session
             try:
-                got = await self._transport.poll(session, self._max_bytes)
+                item = await self._transport.poll(session, self._max_bytes)
                 bad = 0
             except (SessionLost, Unavailable):
-                await asyncio.sleep(_pause_s(0))
+                await asyncio.sleep(_draw_pause(0))
                 await self._rejoin(session)
                 continue
             except WireError as error:
@@ -199,22 +192,22 @@ class ClientApp:
                     raise
                 await self._rejoin(session)  # a new session makes the server deliver the task again
                 continue
-            if isinstance(got, pb.Idle):
-                self._see_durable(got.durable)
-                if got.finished:
-                    return got.reason
-                await asyncio.sleep(got.retry_ms / 1000)
-            elif isinstance(got, pb.Cancel):
-                self._cancel(got.task_id)
+            if isinstance(item, Idle):
+                self._note_durable(item.durable)
+                if item.finished:
+                    return item.reason
+                await asyncio.sleep(item.retry_ms / 1000)
+            elif isinstance(item, Cancel):
+                self._cancel(item.task_id)
             else:
-                self._take(got)
+                self._enqueue(item)
 
-    def _take(self, task: Task) -> None:
-        self._see_durable(task.envelope.durable)
+    def _enqueue(self, task: Task) -> None:
+        self._note_durable(task.envelope.durable)
         current = self._current
         if current and current.envelope.task_id == task.envelope.task_id:
             if current.envelope.digest == task.envelope.digest and task.envelope.task_id not in self._withdrawn:
-                return  # redelivered while we work on it
+                return  # delivered again while it is being answered
             self._cancel(task.envelope.task_id)
         self._withdrawn.discard(task.envelope.task_id)
         self._queue.put_nowait(task)
@@ -241,22 +234,22 @@ class ClientApp:
     async def _answer(self, task: Task) -> None:
         assert self._answerer is not None
         answer, self._stop = self._answerer.answer, threading.Event()
-        result: Kept | pb.Failure
+        result: Kept | Failure
         try:
             result = await asyncio.get_running_loop().run_in_executor(self._thread, answer, task, self._stop)
         except Cancelled:
             raise
         except Abstained as error:
             self._log.warning("abstained", phase=task.envelope.phase, why=str(error))
-            result = pb.Failure(code=pb.Failure.CODE_ABSTAINED, reason=str(error)[:500])
+            result = Failure(str(error)[:500], abstained=True)
         except Exception as error:
             expected = isinstance(error, FedrpcError)
             self._log.error("answer_failed", phase=task.envelope.phase, error=str(error), exc_info=not expected)
-            result = pb.Failure(code=pb.Failure.CODE_ERROR, reason=f"{type(error).__name__}: {error}"[:500])
+            result = Failure(f"{type(error).__name__}: {error}"[:500])
         await self._submit(task, result)
 
-    async def _submit(self, task: Task, result: Kept | pb.Failure) -> None:
-        """Sends a result until the server has it, or is past it."""
+    async def _submit(self, task: Task, result: Kept | Failure) -> None:
+        """Sends a result until the server has it or no longer waits for it."""
         bad = away = 0
         while not self._is_over(task):
             session = self._session
@@ -264,41 +257,31 @@ class ClientApp:
                 response = await self._send(task.envelope, session, result)
             except (SessionLost, Unavailable):
                 away += 1
-                await asyncio.sleep(_pause_s(away))
+                await asyncio.sleep(_draw_pause(away))
                 await self._rejoin(session)
             except WireError as error:
                 bad += 1
                 self._log.warning("bad_result", error=str(error), in_a_row=bad)
                 if bad >= _MAX_BAD_MESSAGES:
-                    raise WireError(f"the server took {bad} tries of one result for broken: {error}") from None
+                    raise WireError(f"the server refused one result {bad} times as malformed: {error}") from None
             else:
                 self._privacy_held = max(self._privacy_held, response.privacy_rows)
-                self._see_durable(response.durable)
+                self._note_durable(response.durable)
                 return
 
-    async def _send(self, task: pb.Envelope, session: str, result: Kept | pb.Failure) -> pb.SubmitResponse:
+    async def _send(self, question: Envelope, session: str, result: Kept | Failure) -> Receipt:
         assert self._store is not None
-        if isinstance(result, pb.Failure):
-            envelope = pb.Envelope(
-                session=session,
-                task_id=task.task_id,
-                round=task.round,
-                phase=task.phase,
-                step=task.step,
-                question=task.digest,
-                failure=result,
-                epoch=task.epoch,
-            )
-            return await self._transport.submit_failure(envelope)
-        rows = pb.PrivacyRows(first=self._privacy_held, rows=self._store.privacy_rows(self._privacy_held))
-        return await self._transport.submit(result, session, self._store.next_attempt(task.task_id), rows)
+        if isinstance(result, Failure):
+            return await self._transport.submit_failure(question, session, result)
+        first, attempt = self._privacy_held, self._store.next_attempt(question.task_id)
+        return await self._transport.submit(result, session, attempt, first, self._store.read_privacy_rows(first))
 
 
-def _pause_s(attempt: int) -> float:
-    """Doubling from a tenth of a second to three, with jitter so that clients spread out."""
+def _draw_pause(attempt: int) -> float:
+    """Draws the seconds to wait before a retry: from 0.1 doubling to 3, with jitter so that clients spread out."""
     return float(min(3.0, 0.1 * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.5))
 
 
 async def run(options: ClientOptions) -> str:
-    """Runs one client until the run is over; returns the server's last word."""
+    """Runs one client until the run is over; returns the reason that the server gives for its end."""
     return await ClientApp(options).run()

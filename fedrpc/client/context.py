@@ -15,13 +15,13 @@ from fedrpc.config import PrivacyConfig
 from fedrpc.data.examples import ClientData, Examples
 from fedrpc.errors import Abstained, Cancelled
 from fedrpc.methods.runtime import Store
-from fedrpc.privacy.accountant import merged, spent
+from fedrpc.privacy.accountant import compute_epsilon, merge_histories
 from fedrpc.privacy.mechanisms import Guarantee, History, Mechanism, Trainings
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive, torch_generator
 from fedrpc.training.loop import TrainReport, learning_rate, train
 from fedrpc.training.losses import Loss
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.envelope import Envelope
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class AnswerContext:
         problem: Problem,
         data: ClientData,
         client: int,
-        question: pb.Envelope,
+        question: Envelope,
         *,
         device: torch.device,
         store: Store,
@@ -168,12 +168,12 @@ class AnswerContext:
         if budget is None:
             return
         pending = {id(g): g.history for g in self.guarantees.values()}
-        before = merged([self._spent(), *pending.values()])
-        cost = spent(merged([before, history]), delta)
+        before = merge_histories([self._spent(), *pending.values()])
+        cost = compute_epsilon(merge_histories([before, history]), delta)
         if cost > budget:
             self.abstain(
                 f"privacy budget: this release would bring epsilon to {cost:.4g} at delta {delta:g}, and the budget is "
-                f"{budget:g} ({spent(before, delta):.4g} spent)"
+                f"{budget:g} ({compute_epsilon(before, delta):.4g} spent)"
             )
 
     def noise(self, purpose: str) -> torch.Generator:

@@ -1,4 +1,4 @@
-"""Who a client is on this machine: a random instance that survives restarts, and a lock so that it runs only once."""
+"""A client's identity on this machine: a random instance that survives restarts, and a lock so that it runs once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedrpc.errors import ConfigError, Refused
 
 
 def default_state_dir() -> Path:
-    """Where clients that were started by hand keep their stores."""
+    """Returns the folder for the stores of clients that are started without --state-dir."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "fedrpc"
 
@@ -31,7 +31,7 @@ class Identity:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock: IO[str] = (self.folder / "lock").open("w")
         except OSError as error:
-            raise ConfigError(f"can not write {error.filename}: {error.strerror}; choose another --state-dir") from None
+            raise ConfigError(f"cannot write {error.filename}: {error.strerror}; choose another --state-dir") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -46,5 +46,5 @@ class Identity:
         self.instance = path.read_text().strip()
 
     def release(self) -> None:
-        """Lets another process be this client."""
+        """Releases the lock, so that another process can run this client."""
         self._lock.close()

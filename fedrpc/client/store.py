@@ -1,7 +1,7 @@
-"""A client's private, transactional store: what methods remember, answers until they are durable, and both ledgers.
+"""A client's private, transactional store: methods' values, answers until they are durable, and both ledgers.
 
-An answer's writes, its outgoing bytes and its privacy rows commit together. Every write carries the number of the
-answer that made it, so an answer can be undone with all that came after it; what the server reports durable is folded.
+An answer's writes, its outgoing bytes and its privacy rows commit together. Every write carries the number of its
+answer, so an answer can be undone with all later ones; versions before a durable point are dropped.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedrpc.errors import Refused, WireError
-from fedrpc.privacy.accountant import merged, spent
-from fedrpc.privacy.ledger import GENESIS, Release, chained, history_of
+from fedrpc.privacy.accountant import compute_epsilon, merge_histories
+from fedrpc.privacy.ledger import GENESIS, Release, hash_row, read_history
 from fedrpc.privacy.mechanisms import History
 from fedrpc.wire import ledger, stored
 from fedrpc.wire.codec import Payload
-from fedrpc.wire.frames import SMALL_BYTES, check_bytes, file_bytes, stored_payload, write_file
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.envelope import Envelope
+from fedrpc.wire.frames import check_crcs, fits_envelope, load_payload, serialise_file, write_file
 
 T = TypeVar("T")
-Kept = Path | bytes  # an answer's file, or of a small one the bytes that would be in it
-_LARGE_BYTES = 256 << 10  # of a value: SQLite would write it twice, and sum up every page of it
+Kept = Path | bytes  # an answer's file, or the bytes of the file when the answer is small
+_LARGE_BYTES = 256 << 10  # a larger value gets a file: SQLite would write it twice and checksum every page
 _MAX_ROWS_BYTES = 1 << 20
-_DELTA = 1e-5  # for comparing two accounts; any would do
+_DELTA = 1e-5  # for comparing two histories; any value would do
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER);
@@ -45,33 +45,33 @@ CREATE TABLE IF NOT EXISTS bytes (round INTEGER, phase TEXT, kind TEXT, directio
 
 
 class Transaction:
-    """What one answer reads and writes; nothing counts until the store commits it."""
+    """The reads and writes of one answer; nothing is stored until the store commits them."""
 
     def __init__(self, store: ClientStore) -> None:
         self._store = store
         self.writes: dict[str, bytes | None] = {}
 
     def get(self, key: str, cls: type[T]) -> T | None:
-        """The message under a key, this answer's own writes included."""
-        blob = self.writes[key] if key in self.writes else self._store.blob(key)
+        """Returns the message under a key, including this answer's own writes."""
+        blob = self.writes[key] if key in self.writes else self._store.read_value(key)
         found: T | None = None if blob is None else stored.loads(cls, blob)
         return found
 
     def put(self, key: str, message: Any) -> None:
-        """Keeps a message under a key."""
+        """Stores a message under a key."""
         self.writes[key] = stored.dumps(message)
 
     def delete(self, key: str) -> None:
-        """Forgets a key."""
+        """Deletes a key."""
         self.writes[key] = None
 
 
 def _is_whole(kept: Kept) -> bool:
     try:
-        envelope, payload = stored_payload(kept)
-        check_bytes(envelope, [views[0] if views else memoryview(b"") for views in payload.buffers])
+        envelope, payload = load_payload(kept)
+        check_crcs(envelope, [views[0] if views else memoryview(b"") for views in payload.buffers])
     except (OSError, WireError):
-        return False  # lost with the power, for not every answer is worth a sync; it is made again
+        return False  # lost in a power cut, since not every answer is synced; it is computed again
     return True
 
 
@@ -83,26 +83,26 @@ class ClientStore:
         self._values = folder / "values"
         for path in (self._answers, self._values):
             path.mkdir(parents=True, exist_ok=True)
-        self._lock = threading.Lock()  # the training thread and the event loop both come here
+        self._lock = threading.Lock()  # the training thread and the event loop share the store
         self._db = sqlite3.connect(folder / "store.db", check_same_thread=False, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.executescript(_SCHEMA)
         named = {name for (name,) in self._db.execute("SELECT value FROM entries WHERE typeof(value) = 'text'")}
-        self._remove(path.name for path in self._values.iterdir() if path.name not in named)  # of a crash
+        self._remove(path.name for path in self._values.iterdir() if path.name not in named)  # left by a crash
 
-    def _one(self, sql: str, *args: Any) -> Any:
+    def _fetch_one(self, sql: str, *args: Any) -> Any:
         with self._lock:
             return self._db.execute(sql, args).fetchone()
 
-    def blob(self, key: str) -> bytes | None:
-        """The newest bytes under a key."""
-        row = self._one("SELECT value FROM entries WHERE key = ? ORDER BY number DESC LIMIT 1", key)
+    def read_value(self, key: str) -> bytes | None:
+        """Reads the latest value under a key, as bytes."""
+        row = self._fetch_one("SELECT value FROM entries WHERE key = ? ORDER BY number DESC LIMIT 1", key)
         if row is None or not isinstance(row[0], str):
             return row[0] if row else None
         return (self._values / row[0]).read_bytes()
 
     def _set_aside(self, value: bytes | None) -> bytes | str | None:
-        """What stands for a value in the data base: itself, or the name of its file, which is safe when it is named."""
+        """Returns what the database holds for a value: itself, or the name of its file, which is already durable."""
         if value is None or len(value) <= _LARGE_BYTES:
             return value
         name = secrets.token_hex(16)
@@ -110,7 +110,7 @@ class ClientStore:
             file.write(value)
             file.flush()
             os.fsync(file.fileno())
-        folder = os.open(self._values, os.O_RDONLY)  # its name must be as safe as its bytes
+        folder = os.open(self._values, os.O_RDONLY)  # its name must be as durable as its bytes
         try:
             os.fsync(folder)
         finally:
@@ -119,12 +119,12 @@ class ClientStore:
 
     def _remove(self, names: Iterable[Any]) -> None:
         for name in names:
-            if isinstance(name, str):  # others were in the data base
+            if isinstance(name, str):  # other values were in the database
                 (self._values / name).unlink(missing_ok=True)
 
-    def answer(self, task: str, question: bytes) -> Kept | None:
-        """The kept answer to a question; the same task with another question undoes the answer and all after it."""
-        row = self._one(
+    def find_answer(self, task: str, question: bytes) -> Kept | None:
+        """Finds the kept answer to a question; the same task with another question undoes it and all later answers."""
+        row = self._fetch_one(
             "SELECT number, question, data FROM answers LEFT JOIN bodies USING (number) WHERE task = ?", task
         )
         if row is None:
@@ -143,25 +143,24 @@ class ClientStore:
         return None
 
     def commit(
-        self, envelope: pb.Envelope, payload: Payload, writes: dict[str, bytes | None], released: Iterable[Release]
+        self, envelope: Envelope, payload: Payload, writes: dict[str, bytes | None], released: Iterable[Release]
     ) -> Kept:
-        """Makes an answer count: its writes, its bytes and its privacy rows, all or none.
+        """Commits an answer: its writes, its bytes and its privacy rows, all or none.
 
-        A small answer's bytes lie in the data base: making and removing a file would cost more than the answer. A row
-        that promises something must never be lost with the power, or it would be spent twice; only then is it worth a
-        sync.
+        A small answer's bytes go into the database: creating and removing a file would cost more than the answer. The
+        commit is synced only when a row has a cost: lost in a power cut, it would be spent twice.
         """
         released = list(released)
-        promised = any(release.guarantee.history for release in released)
+        has_cost = any(release.guarantee.history for release in released)
         kept: Kept
-        if payload.size_bytes <= SMALL_BYTES:
-            kept = file_bytes(envelope, payload)
+        if fits_envelope(payload):
+            kept = serialise_file(envelope, payload)
         else:
             kept = self._answers / envelope.task_id
-            write_file(kept, envelope, payload, sync=promised)
+            write_file(kept, envelope, payload, sync=has_cost)
         values = {key: self._set_aside(value) for key, value in writes.items()}
         with self._lock:
-            self._db.execute(f"PRAGMA synchronous={'FULL' if promised else 'NORMAL'}")
+            self._db.execute(f"PRAGMA synchronous={'FULL' if has_cost else 'NORMAL'}")
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")
                 number = self._next_number()
@@ -178,21 +177,21 @@ class ClientStore:
         return kept
 
     def _next_number(self) -> int:
-        # Never reused, also after answers were undone or folded.
+        # Never reused, even after answers were undone or dropped.
         self._db.execute("UPDATE meta SET number = number + 1")
         return int(self._db.execute("SELECT number FROM meta").fetchone()[0])
 
     def _append(self, release: Release) -> None:
-        count, head = self._head()
-        row = release.row(count, head)
-        self._db.execute("INSERT INTO privacy VALUES (?, ?, ?)", (count, row, chained(head, row)))
+        count, head = self._get_head()
+        row = release.to_row(count, head)
+        self._db.execute("INSERT INTO privacy VALUES (?, ?, ?)", (count, row, hash_row(head, row)))
 
-    def _head(self) -> tuple[int, bytes]:
+    def _get_head(self) -> tuple[int, bytes]:
         row = self._db.execute("SELECT number, hash FROM privacy ORDER BY number DESC LIMIT 1").fetchone()
         return (row[0] + 1, row[1]) if row else (0, GENESIS)
 
     def next_attempt(self, task: str) -> int:
-        """Numbers the uploads of an answer from 0, across restarts."""
+        """Returns the number of the next upload of an answer: from 0, also across restarts."""
         with self._lock:
             row = self._db.execute(
                 "UPDATE answers SET attempts = attempts + 1 WHERE task = ? RETURNING attempts - 1", (task,)
@@ -200,7 +199,7 @@ class ClientStore:
         return int(row[0]) if row else 0
 
     def fold(self, durable: int) -> None:
-        """Drops what only a replay from before the last durable point would need."""
+        """Drops versions and answers that only a replay from before the last durable point would need."""
         with self._lock, self._db:
             self._db.execute("BEGIN")
             done = self._db.execute(
@@ -219,8 +218,8 @@ class ClientStore:
         for (task,) in done:
             (self._answers / task).unlink(missing_ok=True)
 
-    def privacy_rows(self, first: int) -> list[str]:
-        """The chain's rows from index `first` on, as many as fit well into one gRPC message."""
+    def read_privacy_rows(self, first: int) -> list[str]:
+        """Reads the chain's rows from index `first` on, up to the limit for one gRPC message."""
         with self._lock:
             found = self._db.execute("SELECT row FROM privacy WHERE number >= ? ORDER BY number", (first,))
             rows: list[str] = []
@@ -233,35 +232,38 @@ class ClientStore:
         return rows
 
     def num_released(self) -> int:
-        """How many privacy rows there are; it never falls."""
+        """Returns the number of privacy rows; it never decreases."""
         with self._lock:
-            return self._head()[0]
+            return self._get_head()[0]
 
-    def spent(self) -> History:
-        """What was released with a guarantee so far; also what was undone later, for it may have been seen."""
+    def get_history(self) -> History:
+        """Returns the history of all covered releases, including undone ones, since the server may have seen them."""
         with self._lock:
             rows = self._db.execute("SELECT row FROM privacy ORDER BY number").fetchall()
-        return merged(history_of(json.loads(row)) for (row,) in rows)
+        return merge_histories(read_history(json.loads(row)) for (row,) in rows)
 
     def adopt_chain(self, count: int, head: bytes, history: History) -> bool:
-        """Continues the server's copy of the chain when it is longer than ours (a lost store); says whether it was.
+        """Adopts the server's copy of the chain when it is longer than ours (the store was lost).
 
         Args:
             count: How many rows the server holds.
             head: The hash of the last of them.
-            history: What they spent, all together.
+            history: The history of all of them.
+
+        Returns:
+            Whether it was adopted.
 
         Raises:
             Refused: The server's copy is of another chain than ours.
         """
-        ours = self.spent()
+        ours = self.get_history()
         with self._lock, self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            if count > self._head()[0]:
-                if spent(history, _DELTA) < spent(ours, _DELTA):
+            if count > self._get_head()[0]:
+                if compute_epsilon(history, _DELTA) < compute_epsilon(ours, _DELTA):
                     raise Refused(
-                        "the server tells of more privacy rows than this client has, but of less that they spent: "
-                        "one of them was changed; start both with the folders of the same run"
+                        "the server has more privacy rows than this client, but they spent less: one of the two was "
+                        "changed; start both with the folders of the same run"
                     )
                 row = json.dumps({"history": history})
                 self._db.execute("DELETE FROM privacy")
@@ -270,8 +272,8 @@ class ClientStore:
             known = self._db.execute("SELECT hash FROM privacy WHERE number = ?", (count - 1,)).fetchone()
         if known and known[0] != head:
             raise Refused(
-                f"the server's copy of this client's privacy rows differs from its own at row {count - 1}: one of them "
-                "was changed; start both with the folders of the same run"
+                f"the server's copy of this client's privacy rows differs from its own at row {count - 1}: one was "
+                "changed; start both with the folders of the same run"
             )
         return False
 
@@ -290,8 +292,8 @@ class ClientStore:
                 values,
             )
 
-    def booked(self) -> ledger.Rows:
-        """The client's ledger of bytes."""
+    def read_ledger(self) -> ledger.Rows:
+        """Reads the client's ledger of bytes."""
         with self._lock:
             rows = self._db.execute("SELECT * FROM bytes").fetchall()
         return {
@@ -300,6 +302,6 @@ class ClientStore:
         }
 
     def close(self) -> None:
-        """Closes the data base."""
+        """Closes the database."""
         with self._lock:
             self._db.close()

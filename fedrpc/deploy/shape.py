@@ -11,12 +11,12 @@ from fedrpc import __version__
 from fedrpc.config import RunConfig
 from fedrpc.data.datasets import EMBEDDED
 from fedrpc.errors import ConfigError
-from fedrpc.wire.v1 import coordinator_pb2
+from fedrpc.wire.frames import SERVICE as WIRE_SERVICE
 
 Manifest = dict[str, Any]
 
 PORT, HEALTH_PORT = 50051, 50052
-SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name  # whose health is readiness
+SERVICE = WIRE_SERVICE  # what readiness asks for
 CONFIG_DIR, RUNS_DIR, STATE_DIR, DATA_DIR, TMP_DIR = "/config", "/runs", "/state", "/data", "/tmp"
 USER = 10001  # any other works as well: the image assumes none
 

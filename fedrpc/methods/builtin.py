@@ -1,4 +1,4 @@
-"""The coordinator's own questions, which every client can answer whatever the method."""
+"""The coordinator's own phases, which every client answers whatever the method."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from fedrpc.wire.message import Tensors, part
 
 @dataclass(frozen=True)
 class Candidate:
-    """Down: the model to be judged."""
+    """Down: the model to evaluate."""
 
     weights: Tensors = part(Kind.WEIGHTS)
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """Up: how it did on the client's own test data."""
+class ClientEvaluation:
+    """Up: the result on the client's own test data."""
 
     num_examples: int = part(Kind.SCALARS)
     num_correct: int = part(Kind.SCALARS)
     loss_sum: float = part(Kind.SCALARS)
 
 
-EVALUATION = Phase(EVALUATE, Candidate, Judgement)
+EVALUATION = Phase(EVALUATE, Candidate, ClientEvaluation)
 LEDGER = Phase(SESSION, LedgerQuestion, LedgerAnswer)
 BUILTIN = {phase.name: phase for phase in (EVALUATION, LEDGER)}

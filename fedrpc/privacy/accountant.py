@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedrpc.privacy.gaussian import epsilon_of
+from fedrpc.privacy.gaussian import solve_epsilon
 from fedrpc.privacy.mechanisms import History
 
 _MOST_NOISE = 100.0
@@ -17,7 +17,7 @@ _PRV_LIMIT = 200  # its grid grows with epsilon: beyond this it takes a minute, 
 
 @dataclass(frozen=True)
 class Epsilons:
-    """The same history by each accountant; None where one does not apply or fails.
+    """The epsilon of one history by each accountant; None where one does not apply or fails.
 
     Attributes:
         gdp: Closed form, exact; only at sampling rate 1.
@@ -31,15 +31,15 @@ class Epsilons:
 
     @property
     def best(self) -> tuple[float, str]:
-        """The figure that is reported, and whose it is: the exact one, or else the one that never fails."""
+        """The reported epsilon and its accountant: the exact one where it applies, else RDP, which never fails."""
         if self.gdp is not None:
             return self.gdp, "gdp"
         assert self.rdp is not None
         return self.rdp, "rdp"
 
 
-def merged(histories: Iterable[History]) -> History:
-    """All of them as one: releases of the same noise and sampling rate are one entry, in order of their first."""
+def merge_histories(histories: Iterable[History]) -> History:
+    """Joins histories into one; steps of equal noise and sampling rate add up in one entry."""
     out: dict[tuple[float, float], int] = {}
     for noise, rate, steps in (entry for history in histories for entry in history):
         out[noise, rate] = out.get((noise, rate), 0) + steps
@@ -47,29 +47,29 @@ def merged(histories: Iterable[History]) -> History:
 
 
 @functools.lru_cache(maxsize=4096)
-def spent(history: History, delta: float) -> float:
-    """The epsilon that is reported and held against a budget; without the PRV accountant."""
-    gdp = _gdp(history, delta)
-    return _rdp(history, delta) if gdp is None else gdp
+def compute_epsilon(history: History, delta: float) -> float:
+    """Computes the epsilon that is reported and compared with a budget, without the slow PRV accountant."""
+    gdp = _compute_gdp(history, delta)
+    return _compute_rdp(history, delta) if gdp is None else gdp
 
 
 @functools.lru_cache(maxsize=4096)
-def epsilons(history: History, delta: float) -> Epsilons:
-    """What a history amounts to by every accountant."""
-    gdp = _gdp(history, delta)
-    rdp = _rdp(history, delta)
-    return Epsilons(gdp, rdp, _prv(history, delta) if rdp <= _PRV_LIMIT else None)
+def compute_epsilons(history: History, delta: float) -> Epsilons:
+    """Computes a history's epsilon by every accountant."""
+    gdp = _compute_gdp(history, delta)
+    rdp = _compute_rdp(history, delta)
+    return Epsilons(gdp, rdp, _compute_prv(history, delta) if rdp <= _PRV_LIMIT else None)
 
 
-def _gdp(history: History, delta: float) -> float | None:
+def _compute_gdp(history: History, delta: float) -> float | None:
     if any(rate != 1.0 for _, rate, _ in history):
         return None
     if any(noise == 0 for noise, _, _ in history):
         return math.inf
-    return epsilon_of(math.sqrt(math.fsum(steps / noise**2 for noise, _, steps in history)), delta)
+    return solve_epsilon(math.sqrt(math.fsum(steps / noise**2 for noise, _, steps in history)), delta)
 
 
-def _rdp(history: History, delta: float) -> float:
+def _compute_rdp(history: History, delta: float) -> float:
     from opacus.accountants import RDPAccountant
 
     if not history:
@@ -77,16 +77,16 @@ def _rdp(history: History, delta: float) -> float:
     if any(noise == 0 for noise, _, _ in history):
         return math.inf
     accountant = RDPAccountant()
-    # Its series never end for much noise; less noise costs more, so that this is a bound still.
+    # Its series do not converge for much noise; less noise costs more, so the result is still an upper bound.
     accountant.history = [
         (noise if rate == 1 else min(noise, _MOST_NOISE), rate, steps) for noise, rate, steps in history
     ]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the best order is at the end of its list: a looser bound, still a bound
+        warnings.simplefilter("ignore")  # the best order may be the last of its list: a looser bound, but a bound
         return max(0.0, float(accountant.get_epsilon(delta)))
 
 
-def _prv(history: History, delta: float) -> float | None:
+def _compute_prv(history: History, delta: float) -> float | None:
     from opacus.accountants import PRVAccountant
 
     if not history:
@@ -98,5 +98,5 @@ def _prv(history: History, delta: float) -> float | None:
             warnings.simplefilter("ignore")
             found = float(accountant.get_epsilon(delta))
     except (ValueError, RuntimeError, ArithmeticError, MemoryError):
-        return None  # its grid does not fit some histories (little noise, many steps)
+        return None  # its grid does not fit histories of little noise and many steps
     return found if math.isfinite(found) else None

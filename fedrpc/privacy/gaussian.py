@@ -12,8 +12,8 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 
-def delta_of(mu: float, epsilon: float) -> float:
-    """The smallest delta at which a mu-GDP release is (epsilon, delta)-DP."""
+def compute_delta(mu: float, epsilon: float) -> float:
+    """Computes the smallest delta at which a mu-GDP release is (epsilon, delta)-DP."""
     if mu == 0:
         return max(0.0, 1 - math.exp(epsilon)) if epsilon < 0 else 0.0
     # In logarithms, since exp(epsilon) overflows long before the product does.
@@ -22,18 +22,18 @@ def delta_of(mu: float, epsilon: float) -> float:
     return float(math.exp(first) * -math.expm1(min(0.0, second - first)))
 
 
-def epsilon_of(mu: float, delta: float) -> float:
-    """The smallest epsilon at which a mu-GDP release is (epsilon, delta)-DP: exact, up to the root finder."""
+def solve_epsilon(mu: float, delta: float) -> float:
+    """Finds the smallest epsilon at which a mu-GDP release is (epsilon, delta)-DP: exact, up to the root finder."""
     if not 0 < delta < 1:
-        raise ValueError(f"delta is between 0 and 1, got {delta}")
+        raise ValueError(f"expected a delta between 0 and 1, got {delta}")
     if math.isinf(mu):
         return math.inf
-    if delta_of(mu, 0.0) <= delta:
+    if compute_delta(mu, 0.0) <= delta:
         return 0.0
     # delta(epsilon) < Phi(mu/2 - epsilon/mu), which is far below any delta here at 60 standard deviations.
-    return float(brentq(lambda epsilon: delta_of(mu, epsilon) - delta, 0.0, mu * (mu / 2 + 60), xtol=1e-12))
+    return float(brentq(lambda epsilon: compute_delta(mu, epsilon) - delta, 0.0, mu * (mu / 2 + 60), xtol=1e-12))
 
 
-def classic_epsilon(noise_multiplier: float, delta: float) -> float:
-    """The textbook's sqrt(2 ln(1.25/delta)) / noise multiplier; a theorem only below 1."""
+def compute_classic_epsilon(noise_multiplier: float, delta: float) -> float:
+    """Computes the textbook bound sqrt(2 ln(1.25/delta)) / noise multiplier, which is a theorem only below 1."""
     return math.sqrt(2 * math.log(1.25 / delta)) / noise_multiplier

@@ -1,4 +1,4 @@
-"""The privacy ledger: one row for each release, in a hash chain that each client keeps and the server copies."""
+"""The privacy ledger: one row for each release, in a hash chain that its client keeps and the server copies."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import WireError
-from fedrpc.privacy.accountant import merged
-from fedrpc.privacy.mechanisms import NO_GUARANTEE, Guarantee, History
+from fedrpc.privacy.accountant import merge_histories
+from fedrpc.privacy.mechanisms import Coverage, Guarantee, History
 from fedrpc.wire.kinds import NOT_DATA_DERIVED, Kind
-from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 GENESIS = b"\0" * 32
-_MAX_ENTRIES = 64  # of a row's history
+_MAX_ENTRIES = 64  # in a row's history
 _LABELS = {kind.label for kind in Kind}
-_ROW: dict[str, Any] = {  # what every row has
+_ROW: dict[str, Any] = {  # the keys and types that every row has
     "index": int,
     "previous": str,
     "round": int,
@@ -28,74 +27,86 @@ _ROW: dict[str, Any] = {  # what every row has
     "mechanism": (str, type(None)),
     "parameters": dict,
     "covers": str,
+    "coverage": str,
     "history": list,
     "adjacency": str,
 }
-UNCOVERED = Guarantee(None, {}, f"{NO_GUARANTEE}: released without noise")
-CHARGED = "charged"  # where a covered row without a cost has it
+UNCOVERED = Guarantee(None, {}, "released without noise", coverage=Coverage.NONE)
 NOISE = {
-    "seeded": "reproducible noise: no protection from who knows the seed",
+    "seeded": "reproducible noise: no protection against anyone who knows the seed",
     "secret": "secret noise: from the system's entropy",
 }
 
 
 @dataclass(frozen=True)
 class Release:
-    """Something data-derived that leaves a client."""
+    """Data-derived parts of one kind that leave a client in one answer."""
 
     kind: Kind
     parts: tuple[str, ...]
     guarantee: Guarantee = UNCOVERED
     where: Mapping[str, Any] = field(default_factory=dict)  # client, round, phase, step, task
 
-    def row(self, index: int, previous: bytes) -> str:
-        """The release as one line of the chain."""
-        told = self.guarantee
+    def to_row(self, index: int, previous: bytes) -> str:
+        """Serialises the release as the row after `previous` in the chain."""
+        guarantee = self.guarantee
         values = dict(self.where) | {
             "kind": self.kind.label,
             "parts": list(self.parts),
-            "mechanism": told.mechanism,
-            "parameters": dict(told.parameters),
-            "covers": told.covers,
-            "history": [list(entry) for entry in told.history],
-            "adjacency": told.adjacency,
+            "mechanism": guarantee.mechanism,
+            "parameters": dict(guarantee.parameters),
+            "covers": guarantee.covers,
+            "coverage": guarantee.coverage,
+            "history": [list(entry) for entry in guarantee.history],
+            "adjacency": guarantee.adjacency,
         }
-        return _written({"index": index, "previous": previous.hex()} | values)
+        return _serialise({"index": index, "previous": previous.hex()} | values)
 
 
-def releases(
-    parts: Iterable[pb.Part], guarantees: Mapping[str, Guarantee], where: Mapping[str, Any], noise: str = "seeded"
+def list_releases(
+    kinds: Mapping[str, Kind], guarantees: Mapping[str, Guarantee], where: Mapping[str, Any], noise: str = "seeded"
 ) -> list[Release]:
-    """The releases among the parts of an answer, one for each guarantee and kind; uncovered parts are together.
+    """Lists the releases in an answer: one for each guarantee and kind; uncovered parts of a kind are one release.
 
     Args:
-        guarantees: By part name; what covers one part covers no other. What several parts share is charged once.
-        noise: Where the run's noise comes from.
+        kinds: The kind of each part of the answer, by part name.
+        guarantees: By part name. A guarantee that several parts share is charged once.
+        where: The client, round, phase, step and task, for the rows.
+        noise: The source of the run's noise: "seeded" or "secret".
     """
     found: dict[tuple[int, Kind], Release] = {}
-    names = {part.name for part in parts}
-    if unknown := set(guarantees) - names:
-        raise TypeError(f"released {', '.join(sorted(unknown))}, but the answer's parts are {', '.join(sorted(names))}")
+    if unknown := set(guarantees) - set(kinds):
+        raise TypeError(f"released {', '.join(sorted(unknown))}, but the answer's parts are {', '.join(sorted(kinds))}")
     charged: set[int] = set()
-    for part in parts:
-        kind, told = Kind(part.kind), guarantees.get(part.name, UNCOVERED)
+    for part, kind in kinds.items():
+        guarantee = guarantees.get(part, UNCOVERED)
         if kind in NOT_DATA_DERIVED:
             continue
-        key = (id(told), kind)
+        key = (id(guarantee), kind)
         if key in found:
-            found[key] = replace(found[key], parts=(*found[key].parts, part.name))
+            found[key] = replace(found[key], parts=(*found[key].parts, part))
             continue
-        if told.history:
-            extra = {"noise": NOISE[noise]} | ({CHARGED: "with another kind"} if id(told) in charged else {})
-            history = () if id(told) in charged else told.history
-            charged.add(id(told))
-            told = replace(told, parameters=dict(told.parameters) | extra, history=history)
-        found[key] = Release(kind, (part.name,), told, where)
+        if guarantee.history:
+            is_charged = id(guarantee) in charged
+            charged.add(id(guarantee))
+            guarantee = _add_noise_source(guarantee, noise)
+            if is_charged:
+                guarantee = _charge_elsewhere(guarantee)
+        found[key] = Release(kind, (part,), guarantee, where)
     return list(found.values())
 
 
-def chained(previous: bytes, row: str) -> bytes:
-    """The chain's next hash."""
+def _add_noise_source(guarantee: Guarantee, noise: str) -> Guarantee:
+    return replace(guarantee, parameters=dict(guarantee.parameters) | {"noise": NOISE[noise]})
+
+
+def _charge_elsewhere(guarantee: Guarantee) -> Guarantee:
+    parameters = dict(guarantee.parameters) | {"charged": "with another kind"}
+    return replace(guarantee, parameters=parameters, history=(), coverage=Coverage.CHARGED_ELSEWHERE)
+
+
+def hash_row(previous: bytes, row: str) -> bytes:
+    """Computes the chain's hash after a row."""
     return hashlib.sha256(previous + row.encode()).digest()
 
 
@@ -111,47 +122,52 @@ class PrivacyFile:
             with path.open("rb") as file:
                 for line in file:
                     if not line.endswith(b"\n"):
-                        break  # torn by a crash: the client was not told that we have it, and sends it again
+                        break  # torn by a crash: it was not acknowledged, so the client sends it again
                     whole += len(line)
                     row = json.loads(line)
                     client, digest = row["client"], bytes.fromhex(row["hash"])
-                    self._heads[client] = (self.head(client)[0] + 1, digest)
-                    self._spent[client] = merged([self.spent(client), history_of(row)])
+                    self._heads[client] = (self.get_head(client)[0] + 1, digest)
+                    self._spent[client] = merge_histories([self.get_history(client), read_history(row)])
             with path.open("ab") as file:
                 file.truncate(whole)
         self._file = path.open("a")
 
-    def head(self, client: int) -> tuple[int, bytes]:
-        """How many rows of a client are here, and the hash of the last."""
+    def get_head(self, client: int) -> tuple[int, bytes]:
+        """Returns how many of a client's rows are in the file, and the hash of the last one."""
         return self._heads.get(client, (0, GENESIS))
 
-    def spent(self, client: int) -> History:
-        """What a client released with a guarantee, as far as is known here."""
+    def get_history(self, client: int) -> History:
+        """Returns the composed history of a client's covered releases in the file."""
         return self._spent.get(client, ())
 
     def extend(self, client: int, first: int, rows: Iterable[str]) -> int:
-        """Adds the rows that are new; raises WireError when they do not continue the chain.
+        """Adds the rows that are new, all or none.
+
+        Args:
+            first: The index of the first of `rows` in the client's chain.
 
         Returns:
-            How many rows of this client are here now.
+            How many rows of this client the file now has.
+
+        Raises:
+            WireError: The rows do not continue the chain, or one is malformed.
         """
-        count, digest = self.head(client)
-        lines, spent = [], [self.spent(client)]
+        count, digest = self.get_head(client)
+        lines, spent = [], [self.get_history(client)]
         for index, row in enumerate(rows, start=first):
             if index < count:
                 continue
-            values = _parsed(row, client)
+            values = _parse_row(row, client)
             if index != count or values["index"] != count or values["previous"] != digest.hex():
                 raise WireError(f"client {client}'s privacy row {index} does not continue the chain at row {count}")
-            digest = chained(digest, row)
-            lines.append(_written(values | {"hash": digest.hex()}) + "\n")
-            spent.append(history_of(values))
+            digest = hash_row(digest, row)
+            lines.append(_serialise(values | {"hash": digest.hex()}) + "\n")
+            spent.append(read_history(values))
             count += 1
-        # All of them or none: only now is it known that every row is right.
         self._file.write("".join(lines))
         self._file.flush()
         self._heads[client] = (count, digest)
-        self._spent[client] = merged(spent)
+        self._spent[client] = merge_histories(spent)
         return count
 
     def close(self) -> None:
@@ -159,41 +175,45 @@ class PrivacyFile:
         self._file.close()
 
 
-def _written(row: Mapping[str, Any]) -> str:
-    """The one way to write a row, so that its hash can be computed again."""
+def _serialise(row: Mapping[str, Any]) -> str:
+    """The one way to write a row, so that its hash can be recomputed."""
     return json.dumps(row, separators=(",", ":"))
 
 
-def _parsed(row: str, client: int) -> dict[str, Any]:
+def _parse_row(row: str, client: int) -> dict[str, Any]:
     try:
         values = json.loads(row)
         if not isinstance(values, dict) or values["client"] != client:
-            raise ValueError("it is not this client's")
+            raise ValueError("it is of another client")
         for name, types in _ROW.items():
             if not isinstance(values[name], types):
                 raise ValueError(f"'{name}' is {values[name]!r:.40}")
-        history_of(values)
+        read_history(values)
+        Coverage(values["coverage"])
         if values["kind"] not in _LABELS:
             raise ValueError(f"there is no kind '{values['kind']:.40}'")
-        if _written(values) != row:
-            raise ValueError("its hash could not be computed again from privacy.jsonl")
+        if _serialise(values) != row:
+            raise ValueError("its hash could not be recomputed from privacy.jsonl")
         return values
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise WireError(f"client {client} sent a privacy row that can not be read: {error}") from None
+        raise WireError(f"client {client} sent a privacy row that cannot be read: {error}") from None
 
 
-def check_filed(row: Mapping[str, Any], count: int, head: bytes) -> tuple[int, bytes]:
-    """Follows a chain by one row of privacy.jsonl; raises WireError where it was changed.
+def check_row(row: Mapping[str, Any], count: int, head: bytes) -> tuple[int, bytes]:
+    """Checks that a row of privacy.jsonl continues its client's chain.
 
     Args:
-        count: How many rows of the client came before.
+        count: How many rows of the client come before it.
         head: The hash of the last of them.
 
     Returns:
-        The two after this row.
+        Count and head after this row.
+
+    Raises:
+        WireError: This row, or one before it, was changed.
     """
     values = {key: value for key, value in row.items() if key != "hash"}
-    after = chained(head, _written(values))
+    after = hash_row(head, _serialise(values))
     if (values["index"], values["previous"], row["hash"]) != (count, head.hex(), after.hex()):
         raise WireError(
             f"client {values['client']}'s row {values['index']} breaks the chain: it, or one before, changed"
@@ -201,15 +221,15 @@ def check_filed(row: Mapping[str, Any], count: int, head: bytes) -> tuple[int, b
     return count + 1, after
 
 
-def history_of(row: Mapping[str, Any]) -> History:
-    """What accountants compose of a row; raises ValueError when it is no history."""
+def read_history(row: Mapping[str, Any]) -> History:
+    """Reads a row's history; raises ValueError when it is malformed or out of an accountant's range."""
     found = []
     if len(row["history"]) > _MAX_ENTRIES:
         raise ValueError(f"'history' has {len(row['history'])} entries, expected {_MAX_ENTRIES} at most")
     for entry in row["history"]:
         noise, rate, steps = entry
         numbers = all(type(value) in (int, float) for value in (noise, rate)) and type(steps) is int
-        # Beyond these ends accountants overflow or never return, and nobody trains there.
+        # Beyond these limits accountants overflow or never return; no real training comes near them.
         if not (numbers and (noise == 0 or 1e-3 <= noise <= 1e6) and 1e-6 <= rate <= 1 and 0 <= steps <= 10**9):
             raise ValueError(f"'history' has {entry!r:.60}")
         found.append((float(noise), float(rate), steps))

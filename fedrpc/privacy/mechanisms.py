@@ -1,9 +1,10 @@
-"""What covers a release: noise of known size, private training, public knowledge, or nothing, with the reason."""
+"""Mechanisms that cover a release, and the guarantees that they give: noise, private training, or a declaration."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -11,40 +12,57 @@ from torch import Tensor
 
 T = TypeVar("T")
 NO_GUARANTEE = "no guarantee"
-PUBLIC = "public"
 
-# How records differ between neighbours; guarantees under different notions are not added up.
+# How neighbouring data sets differ; guarantees under different notions are not added up.
 REPLACE_ONE = "replace-one"
-ZERO_OUT = "zero-out, sizes public"  # one record becomes an empty one, so that the number of records is no secret
+ZERO_OUT = "zero-out, sizes public"  # one record becomes an empty one: the number of records is no secret
 
 History = tuple[tuple[float, float, int], ...]  # (noise multiplier, sampling rate, steps), as Opacus writes it
 
 
+class Coverage(StrEnum):
+    """Whether a release is covered by a guarantee."""
+
+    COVERED = "covered"  # a theorem holds, and the row has its cost
+    CHARGED_ELSEWHERE = "charged_elsewhere"  # the same theorem; the row of another kind in the same answer has its cost
+    PUBLIC = "public"
+    NONE = "none"
+
+
+_PREFIX = {Coverage.PUBLIC: "public: ", Coverage.NONE: f"{NO_GUARANTEE}: "}
+
+
 @dataclass(frozen=True, eq=False)
 class Guarantee:
-    """What is promised for the parts that it is given to, as a privacy row tells it.
+    """What is promised for the parts that it is given to.
 
     Attributes:
         mechanism: Its name; None when nothing was done.
-        parameters: What was set, for a reader.
-        covers: What the promise is, or "no guarantee: why", or "public: why".
+        parameters: The mechanism's settings, for a reader.
+        about: What is promised, or why nothing is, or why the value is public.
         history: What accountants compose; empty where nothing is promised.
         adjacency: Between which data sets the promise holds.
     """
 
     mechanism: str | None
     parameters: Mapping[str, Any]
-    covers: str
+    about: str
     history: History = ()
     adjacency: str = ""
+    coverage: Coverage = Coverage.COVERED
+
+    @property
+    def covers(self) -> str:
+        """The sentence for privacy rows and tables."""
+        return _PREFIX.get(self.coverage, "") + self.about
 
 
 class Mechanism(Protocol):
-    """Turns a value into what may leave, and says what that promises."""
+    """Turns a value into what may leave a client, and states the guarantee."""
 
     @property
     def guarantee(self) -> Guarantee:
-        """The same object every time: parts that share it are one release."""
+        """Always the same object: parts that share it are one release."""
         ...
 
     def apply(self, value: T, noise: torch.Generator) -> T:
@@ -54,7 +72,7 @@ class Mechanism(Protocol):
 
 @dataclass(frozen=True)
 class Declared:
-    """Changes nothing and says what is known: that a value is covered already, is public, or is bare, and why."""
+    """Leaves a value as it is and declares that it is already covered, public, or uncovered."""
 
     guarantee: Guarantee
 
@@ -64,50 +82,50 @@ class Declared:
 
 
 class Trainings:
-    """All private trainings of one answer, as one release: what follows from one of them may follow from the others."""
+    """All private trainings of one answer, as one release: each may depend on the results of the others."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._told: Guarantee | None = None
+        self._guarantee: Guarantee | None = None
 
     def add(self, guarantee: Guarantee) -> Trainings:
-        """Counts a training; returns itself, to cover what it gave."""
-        before = self._told
+        """Adds a training's guarantee; returns itself, as the mechanism that covers the result."""
+        before = self._guarantee
         merged = guarantee if before is None else replace(guarantee, history=before.history + guarantee.history)
-        self._told, self.count = merged, self.count + 1
+        self._guarantee, self.count = merged, self.count + 1
         return self
 
     @property
     def guarantee(self) -> Guarantee:
-        """Of all of them, up to now."""
-        assert self._told is not None, "only what was trained is covered by it"
-        return self._told
+        """The guarantee of all trainings so far."""
+        assert self._guarantee is not None, "nothing was trained privately"
+        return self._guarantee
 
     def apply(self, value: T, noise: torch.Generator) -> T:
-        """The value itself: its noise is in it."""
+        """The value itself, which training has made noisy already."""
         return value
 
 
 def no_guarantee(why: str) -> Declared:
-    """For a release that no theorem covers."""
-    return Declared(Guarantee(None, {}, f"{NO_GUARANTEE}: {why}"))
+    """Declares that no theorem covers a release."""
+    return Declared(Guarantee(None, {}, why, coverage=Coverage.NONE))
 
 
 def public(why: str) -> Declared:
-    """For a value that is known to all or does not depend on data."""
-    return Declared(Guarantee(None, {}, f"{PUBLIC}: {why}"))
+    """Declares that a value is known to everybody or does not depend on data."""
+    return Declared(Guarantee(None, {}, why, coverage=Coverage.PUBLIC))
 
 
 class Gaussian:
     """Adds independent noise to every value of a tensor.
 
     Args:
-        std: Of the noise, in the tensor's own units.
+        std: Standard deviation of the noise, in the tensor's own units.
         sensitivity: How far one record can move one draw, in the 2-norm.
-        draws: How many independent draws around values of one record the tensor has.
-        covers: What is protected, and given what, to finish "record-level, ...".
-        adjacency: How neighbours differ.
-        parameters: More to tell a reader.
+        draws: How many independent noisy draws of one record the tensor holds.
+        covers: What is protected under which condition: the end of the sentence "record-level, ...".
+        adjacency: How neighbouring data sets differ.
+        parameters: More settings for the privacy row.
     """
 
     def __init__(
@@ -126,17 +144,17 @@ class Gaussian:
                 f"got {std}, {draws} and {sensitivity}"
             )
         self.std, self._used = std, False
-        told = {"std": std, "sensitivity": sensitivity, "draws": draws} | dict(parameters or {})
+        settings = {"std": std, "sensitivity": sensitivity, "draws": draws} | dict(parameters or {})
         self.guarantee = (
-            Guarantee("gaussian", told, f"record-level, {covers}", ((std / sensitivity, 1.0, draws),), adjacency)
+            Guarantee("gaussian", settings, f"record-level, {covers}", ((std / sensitivity, 1.0, draws),), adjacency)
             if std
-            else Guarantee("gaussian", told, f"{NO_GUARANTEE}: the noise is zero")
+            else Guarantee("gaussian", settings, "the noise is zero", coverage=Coverage.NONE)
         )
 
     def apply(self, value: Any, noise: torch.Generator) -> Any:
-        """The tensor with noise; once, for another value would be another release."""
+        """Adds the noise; works once, since another value would be another release."""
         if self._used:
-            raise ValueError("a Gaussian mechanism covers one release: make another one for another value")
+            raise ValueError("a Gaussian mechanism covers one release: build another one for another value")
         self._used = True
         if not isinstance(value, Tensor):
             raise TypeError(f"the Gaussian mechanism takes a tensor, got {type(value).__name__}")

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fedrpc.files import explain_unwritable, write_atomically
+from fedrpc.privacy.mechanisms import Coverage
 from fedrpc.report import plots_bytes, plots_learning, plots_partition
 from fedrpc.report.markup import Plot, Table, Tile, render
 from fedrpc.report.table import count_text_columns, format_size, list_kinds, print_summary
@@ -122,7 +123,7 @@ def _privacy_tile(run: Run) -> Tile:
     privacy = run.summary["privacy"]
     if privacy["epsilon"] is None:
         reason = str(privacy["reason"])
-        if not reason.startswith("no guarantee"):
+        if all(release.coverage is Coverage.PUBLIC for release in run.releases):
             return Tile("privacy", "no epsilon", reason)
         return Tile("privacy", "no guarantee", reason.removeprefix("no guarantee:").strip(), "bad")
     by = f" ({privacy['accountant']})" if privacy["accountant"] else ""

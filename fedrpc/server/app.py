@@ -1,4 +1,4 @@
-"""The server's side of the three calls, health and reflection: the only place on this side that knows gRPC."""
+"""Serves the three calls, health and reflection: the only module of the server that knows gRPC."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from fedrpc.errors import FedrpcError, Refused, Unavailable, WireError
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.mailbox import Delivery, Mailbox, Task
-from fedrpc.server.roster import Held, OutOfRange, Roster, Session, UnknownSession
+from fedrpc.server.roster import IdTaken, OutOfRange, Roster, Session, UnknownSession
 from fedrpc.server.rounds import Desk
 from fedrpc.tls.credentials import ServerTls, server_credentials
 from fedrpc.tls.endpoint import check_address
-from fedrpc.wire.frames import SCHEMA_DIGEST, Assembler, check_name, parse
+from fedrpc.wire.envelope import Cancel, Idle
+from fedrpc.wire.frames import SCHEMA_DIGEST, SERVICE, Assembler, build_inline_chunks, check_name, parse
 from fedrpc.wire.kinds import Direction, Kind
-from fedrpc.wire.ledger import SESSION, Attempt, LedgerFile, Rows, frame_kind, merge
+from fedrpc.wire.ledger import SESSION, Attempt, LedgerFile, Rows, classify_frame, merge
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
-SERVICE = "fedrpc.wire.v1.Coordinator"
-
-# The one table of what an error is on the wire.
+# The status code of each error on the wire; the first match counts.
 STATUS: list[tuple[type[Exception], grpc.StatusCode]] = [
     (UnknownSession, grpc.StatusCode.UNAUTHENTICATED),
     (OutOfRange, grpc.StatusCode.OUT_OF_RANGE),
-    (Held, grpc.StatusCode.ALREADY_EXISTS),
+    (IdTaken, grpc.StatusCode.ALREADY_EXISTS),
     (Refused, grpc.StatusCode.FAILED_PRECONDITION),
     (WireError, grpc.StatusCode.INVALID_ARGUMENT),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
@@ -56,8 +55,8 @@ class Servicer:
     """Join, Poll and Submit.
 
     Args:
-        coordinator: Whose run it is.
-        client_name: What a client's certificate must be for, with its id for {client} (mutual TLS); None for anything.
+        coordinator: The run's coordinator.
+        client_name: The name that clients' certificates must have, with the id for {client} (mutual TLS); None for any.
     """
 
     def __init__(
@@ -77,42 +76,42 @@ class Servicer:
         self._transfers = asyncio.Semaphore(self._limits.transfers)
         self._log = log.get("server")
 
-    def handlers(self) -> grpc.GenericRpcHandler:
-        """The calls, with bytes passed through as they are: a broadcast is serialised once for all clients."""
+    def build_handlers(self) -> grpc.GenericRpcHandler:
+        """Builds the handlers; bytes pass through unchanged, so that a broadcast is serialised once for all clients."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Join": grpc.unary_unary_rpc_method_handler(_told(self.join)),
+                "Join": grpc.unary_unary_rpc_method_handler(_report_errors(self.join)),
                 "Poll": grpc.unary_stream_rpc_method_handler(self.poll),  # frames go by context.write
-                "Submit": grpc.stream_unary_rpc_method_handler(_told(self.submit)),
+                "Submit": grpc.stream_unary_rpc_method_handler(_report_errors(self.submit)),
             },
         )
 
-    def _session_rows(self, direction: Direction, client: int, size: int) -> Rows:
+    def _count_session(self, direction: Direction, client: int, size: int) -> Rows:
         attempt = Attempt(self._coordinator.round, SESSION, direction, client)
         attempt.add(Kind.ENVELOPE, size)
         return attempt.rows
 
     def _book_session(self, direction: Direction, client: int, size: int) -> None:
-        self._book.book(self._session_rows(direction, client, size))
+        self._book.book(self._count_session(direction, client, size))
 
     async def join(self, data: bytes, context: Any) -> bytes:
-        """Opens a session, or says why not."""
+        """Opens a session, or refuses with the reason."""
         request = parse(pb.JoinRequest, data)
         if request.schema_digest != SCHEMA_DIGEST:
             raise Refused(
-                f"the wire differs: server {fedrpc.__version__} has schema {SCHEMA_DIGEST.hex()[:12]}, client "
+                f"the wire schema differs: server {fedrpc.__version__} has schema {SCHEMA_DIGEST.hex()[:12]}, client "
                 f"{request.package_version or '?'} has {request.schema_digest.hex()[:12] or 'none'}; "
                 "install the same fedrpc on both sides"
             )
-        self._check_name(request.client_id, context)
+        self._check_certificate(request.client_id, context)
         session, old = self._roster.join(request.client_id, request.instance)
         if old:
-            self._mailbox.session_replaced(old)
+            self._mailbox.replace_session(old)
         if request.package_version != fedrpc.__version__:
             self._log.warning("version_skew", client=request.client_id, theirs=request.package_version)
-        rows, head = self._privacy.head(request.client_id)
-        spent = self._privacy.spent(request.client_id)
+        rows, head = self._privacy.get_head(request.client_id)
+        spent = self._privacy.get_history(request.client_id)
         problem = self._desk.problem
         answer = pb.JoinResponse(
             session=session.token,
@@ -132,7 +131,7 @@ class Servicer:
         self._desk.progress("joined", {"joined": len(self._roster), "of": problem.config.clients})
         return answer
 
-    def _check_name(self, client: int, context: Any) -> None:
+    def _check_certificate(self, client: int, context: Any) -> None:
         if self._client_name is None:
             return
         names = [name.decode() for name in context.auth_context().get("x509_common_name", [])]
@@ -147,63 +146,64 @@ class Servicer:
         try:
             session = self._roster.find(parse(pb.PollRequest, data).session)
             self._book_session("up", session.client, len(data))
-            got = await self._mailbox.next(session)
-            if isinstance(got, Delivery):
-                await self._deliver(got, session, context)
+            item = await self._mailbox.next(session)
+            if isinstance(item, Delivery):
+                await self._deliver(item, session, context)
                 return
-            said = pb.Frame(idle=got) if isinstance(got, pb.Idle) else pb.Frame(cancel=got)
-            frame = said.SerializeToString()
+            frame = _serialise_notice(item)
             self._book_session("down", session.client, len(frame))
-            if said.idle.finished:
-                # Its id is free, should another pod come for it. Not after the write: a client that has read this frame
-                # hangs up, which can cancel us there.
+            if isinstance(item, Idle) and item.finished:
+                # This frees the id for another process. Before the write, since a client that has read this frame hangs
+                # up, which can cancel this call.
                 self._roster.close(session)
             await self._write(context, frame)
         except FedrpcError as error:
             await _abort(context, error)
 
     async def _write(self, context: Any, frame: bytes) -> None:
-        """Writes a frame; a client that stops reading is given up, or it would hold its permit for ever."""
+        """Writes a frame; gives up on a client that stops reading, or it would hold its permit forever."""
         try:
             async with asyncio.timeout(self._limits.transfer_idle_s):
                 await context.write(frame)
         except TimeoutError:
-            raise Unavailable(f"nothing was read for {self._limits.transfer_idle_s:g} s; the transfer ends") from None
+            raise Unavailable(
+                f"the client read nothing for {self._limits.transfer_idle_s:g} s; the transfer was aborted"
+            ) from None
 
     async def _deliver(self, delivery: Delivery, session: Session, context: Any) -> None:
         task, whole = delivery.task, False
         attempt = Attempt(task.round, task.phase, "down", task.client, delivery.attempt)
         session.streams += 1
         try:
-            if not await self._prepared(task):
+            if not await self._prepare(task):
                 return
             async with self._transfers:
-                envelope = self._envelope(delivery, session)
+                envelope = self._build_envelope(delivery, session)
                 head = pb.Frame(envelope=envelope).SerializeToString()
                 attempt.add_envelope(envelope, len(head))
                 await self._write(context, head)
-                for kind, size, data in task.question.frames():
+                for kind, size, data in task.question.iter_frames():
                     attempt.add(kind, len(data), size)
                     await self._write(context, data)
             whole = True
         finally:
             session.streams -= 1
-            self._book.book(attempt.closed(aborted=not whole))
+            self._book.book(attempt.close(aborted=not whole))
             if whole:
-                self._mailbox.delivered(delivery)
+                self._mailbox.mark_delivered(delivery)
             else:
-                self._mailbox.undelivered(delivery)
+                self._mailbox.return_to_queue(delivery)
 
-    async def _prepared(self, task: Task) -> bool:
+    async def _prepare(self, task: Task) -> bool:
         try:
             if not task.question.prepared:
                 await self._desk.off_loop(task.question.prepare)
             return True
         except Exception as error:
-            self._mailbox.broken(task, error)
+            self._mailbox.fail_question(task, error)
             return False
 
-    def _envelope(self, delivery: Delivery, session: Session) -> pb.Envelope:
+    def _build_envelope(self, delivery: Delivery, session: Session) -> pb.Envelope:
         task = delivery.task
         return pb.Envelope(
             session=session.token,
@@ -216,13 +216,13 @@ class Servicer:
             digest=task.question.payload.digest,
             durable=self._mailbox.durable,
             epoch=task.epoch,
-            chunks=task.question.chunks,
+            chunks=build_inline_chunks(task.question.payload),
         )
 
     # Submit
 
     async def submit(self, stream: AsyncIterator[bytes], context: Any) -> bytes:
-        """Takes one result: on disk and checked before it is acknowledged."""
+        """Receives one result; it is on disk and checked before it is acknowledged."""
         frames = stream.__aiter__()
         head = await anext(frames, b"")
         envelope = parse(pb.Frame, head).envelope
@@ -230,23 +230,23 @@ class Servicer:
         task = self._mailbox.find(envelope.task_id)
         if task is None or task.client != session.client:
             task = None
-        # What a client says of a task that is not open is not worth a row of its own.
+        # A result for a task that is not open gets no row of its own: its envelope is not trusted.
         where = (task.round, task.phase) if task else (self._coordinator.round, SESSION)
         attempt = Attempt(*where, "up", session.client, envelope.attempt if task else 0)
-        told = attempt.add_envelope(envelope, len(head))
+        rows = attempt.add_envelope(envelope, len(head))
         session.streams += 1
         whole, answer = False, b""
         try:
             status = await self._receive(envelope, task, session, frames, attempt)
             whole = status == pb.SubmitResponse.STATUS_ACCEPTED
-            held = self._privacy.head(session.client)[0]
+            held = self._privacy.get_head(session.client)[0]
             response = pb.SubmitResponse(status=status, durable=self._mailbox.durable, privacy_rows=held)
             answer = response.SerializeToString()
-            merge(told, self._session_rows("down", session.client, len(answer)))
+            merge(rows, self._count_session("down", session.client, len(answer)))
         finally:
             session.streams -= 1
-            merge(told, attempt.closed(aborted=not whole))
-            self._book.book(told)  # at once: every booking is a write to the journal
+            merge(rows, attempt.close(aborted=not whole))
+            self._book.book(rows)  # together: every booking is a write to the journal
         return answer
 
     async def _receive(
@@ -258,12 +258,12 @@ class Servicer:
         attempt: Attempt,
     ) -> pb.SubmitResponse.Status.ValueType:
         failure = envelope.HasField("failure")
-        riding = list(envelope.chunks)
-        whole = bool(riding) and sum(len(chunk.data) for chunk in riding) == sum(part.size for part in envelope.parts)
-        # Rows are filed whatever becomes of the result: what they tell has left the client.
+        inline = list(envelope.chunks)
+        whole = bool(inline) and sum(len(chunk.data) for chunk in inline) == sum(part.size for part in envelope.parts)
+        # Rows are kept whatever becomes of the result: what they describe has left the client.
         if envelope.HasField("privacy"):
             self._privacy.extend(session.client, envelope.privacy.first, envelope.privacy.rows)
-        first = b"" if failure or whole else await self._privacy_rows(frames, session)
+        first = b"" if failure or whole else await self._receive_privacy_rows(frames, session)
         for field in ("chunks", "privacy"):
             envelope.ClearField(field)
         if task is None:
@@ -274,64 +274,77 @@ class Servicer:
             return pb.SubmitResponse.STATUS_LATE
         if failure:
             abstained = envelope.failure.code == pb.Failure.CODE_ABSTAINED
-            self._mailbox.failed(task, envelope.failure.reason or "the client gave no reason", abstained=abstained)
+            self._mailbox.accept_failure(
+                task, envelope.failure.reason or "the client gave no reason", abstained=abstained
+            )
             return pb.SubmitResponse.STATUS_ACCEPTED
         if whole:
             data = io.BytesIO()
-            self._assembled(envelope, riding, data).finish()
+            self._start_assembly(envelope, inline, data).finish()
             small = self._desk.spool.keep_small(data.getvalue(), task.epoch, task.task_id)
-            self._mailbox.answered(task, small)
+            self._mailbox.accept_reply(task, small)
             return pb.SubmitResponse.STATUS_ACCEPTED
         task.receiving += 1
-        incoming = self._desk.spool.incoming(task.epoch, task.task_id)
+        incoming = self._desk.spool.make_incoming_path(task.epoch, task.task_id)
         try:
             async with self._transfers:
                 with incoming.open("wb") as file:
-                    await self._rest(self._assembled(envelope, riding, file), first, frames, attempt)
+                    await self._receive_chunks(self._start_assembly(envelope, inline, file), first, frames, attempt)
             if task.done:
                 return pb.SubmitResponse.STATUS_LATE
-            self._mailbox.answered(task, self._desk.spool.keep(incoming, task.epoch, task.task_id))
+            self._mailbox.accept_reply(task, self._desk.spool.keep(incoming, task.epoch, task.task_id))
             return pb.SubmitResponse.STATUS_ACCEPTED
         finally:
             task.receiving -= 1
             incoming.unlink(missing_ok=True)
 
-    def _assembled(self, envelope: pb.Envelope, riding: list[pb.Chunk], file: BinaryIO) -> Assembler:
+    def _start_assembly(self, envelope: pb.Envelope, inline: list[pb.Chunk], file: BinaryIO) -> Assembler:
         assembler = Assembler(envelope, self._limits.max_message_bytes, file)
-        for chunk in riding:
+        for chunk in inline:
             assembler.add(chunk)
         return assembler
 
-    async def _privacy_rows(self, frames: AsyncIterator[bytes], session: Session) -> bytes:
-        """Files the privacy rows that ride on a result; returns the first frame after them."""
-        data = await self._next(frames)
+    async def _receive_privacy_rows(self, frames: AsyncIterator[bytes], session: Session) -> bytes:
+        """Keeps the privacy rows that come before a result's chunks; returns the first frame after them."""
+        data = await self._next_frame(frames)
         if data:
             frame = parse(pb.Frame, data)
             if frame.WhichOneof("body") == "privacy":
                 self._privacy.extend(session.client, frame.privacy.first, frame.privacy.rows)
                 self._book_session("up", session.client, len(data))
-                return await self._next(frames)
+                return await self._next_frame(frames)
         return data
 
-    async def _next(self, frames: AsyncIterator[bytes]) -> bytes:
+    async def _next_frame(self, frames: AsyncIterator[bytes]) -> bytes:
         try:
             return await asyncio.wait_for(anext(frames, b""), self._limits.transfer_idle_s)
         except TimeoutError:
             raise Unavailable(
-                f"nothing came for {self._limits.transfer_idle_s:g} s; the transfer was given up"
+                f"the client sent nothing for {self._limits.transfer_idle_s:g} s; the transfer was aborted"
             ) from None
 
-    async def _rest(self, assembler: Assembler, data: bytes, frames: AsyncIterator[bytes], attempt: Attempt) -> None:
-        """The chunks that have frames of their own."""
+    async def _receive_chunks(
+        self, assembler: Assembler, data: bytes, frames: AsyncIterator[bytes], attempt: Attempt
+    ) -> None:
+        """Receives the chunks that have frames of their own."""
         while data:
             frame = parse(pb.Frame, data)
-            kind, tensor_bytes = frame_kind(frame, assembler.envelope)
+            kind, tensor_bytes = classify_frame(frame, assembler.envelope)
             attempt.add(kind, len(data), tensor_bytes)
             if frame.WhichOneof("body") != "chunk":
-                raise WireError(f"a {frame.WhichOneof('body')} came where a chunk was due")
+                raise WireError(f"expected a chunk, got {frame.WhichOneof('body')}")
             assembler.add(frame.chunk)
-            data = await self._next(frames)
+            data = await self._next_frame(frames)
         assembler.finish()
+
+
+def _serialise_notice(notice: Cancel | Idle) -> bytes:
+    if isinstance(notice, Cancel):
+        frame = pb.Frame(cancel=pb.Cancel(task_id=notice.task_id, reason=notice.reason))
+    else:
+        idle = pb.Idle(retry_ms=notice.retry_ms, finished=notice.finished, reason=notice.reason, durable=notice.durable)
+        frame = pb.Frame(idle=idle)
+    return frame.SerializeToString()
 
 
 async def _abort(context: Any, error: Exception) -> None:
@@ -339,10 +352,10 @@ async def _abort(context: Any, error: Exception) -> None:
     await context.abort(code, str(error)[:1000])
 
 
-def _told(call: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, Any], Awaitable[bytes]]:
-    """A call whose errors reach the client as a status; a bad client never takes the server down."""
+def _report_errors(call: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, Any], Awaitable[bytes]]:
+    """Wraps a call so that its errors reach the client as a status; a bad client never takes the server down."""
 
-    async def told(request: Any, context: Any) -> bytes:
+    async def answer(request: Any, context: Any) -> bytes:
         try:
             return await call(request, context)
         except FedrpcError as error:
@@ -350,28 +363,28 @@ def _told(call: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, Any], 
             await _abort(context, error)
         raise AssertionError("abort always raises")
 
-    return told
+    return answer
 
 
-def _bound(server: grpc.aio.Server, address: str, creds: grpc.ServerCredentials | None, option: str) -> int:
-    """The port that a server now has."""
+def _bind(server: grpc.aio.Server, address: str, creds: grpc.ServerCredentials | None, option: str) -> int:
+    """Binds a server to an address and returns its port."""
     try:
         port = server.add_secure_port(address, creds) if creds else server.add_insecure_port(address)
     except RuntimeError:
         port = 0
     if not port:
         raise Unavailable(
-            f"can not listen on {address}: the port is in use, or the address is not this machine's; "
+            f"cannot listen on {address}: the port is in use, or the address is not this machine's; "
             f"choose another {option}"
         )
     return port
 
 
 class Health:
-    """The standard health service: "" is SERVING while the process is alive, the service's name while clients can join.
+    """The standard health service: "" is SERVING while the process lives, the service's name while clients can join.
 
-    On a port of its own it is plaintext, since the probes of a cluster know no TLS; it tells nothing else, and what is
-    asked there is not in the kernel's bytes of the run.
+    On a port of its own it is plaintext, since a cluster's probes do not speak TLS. That port serves nothing else, and
+    its traffic is not in the run's kernel bytes.
     """
 
     def __init__(self) -> None:
@@ -379,27 +392,27 @@ class Health:
         self._own: grpc.aio.Server | None = None
 
     async def listen(self, address: str) -> str:
-        """Serves on an address of its own, which it returns with the port that was picked."""
+        """Serves on an address of its own; returns the address with the port that was chosen."""
         check_address(address, "--health-listen")
         self._own = grpc.aio.server(options=OPTIONS)
-        port = _bound(self._own, address, None, "--health-listen")
-        self.join(self._own)
-        await self.say(alive=True, ready=False)
+        port = _bind(self._own, address, None, "--health-listen")
+        self.add_to(self._own)
+        await self.set_status(alive=True, ready=False)
         await self._own.start()
         return f"{address.rpartition(':')[0]}:{port}"
 
-    def join(self, server: grpc.aio.Server) -> None:
-        """Is served there, too."""
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Adds the health service to a server."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
-    async def say(self, *, alive: bool, ready: bool) -> None:
-        """What is answered from now on."""
+    async def set_status(self, *, alive: bool, ready: bool) -> None:
+        """Sets the statuses to report."""
         for name, good in (("", alive), (SERVICE, ready)):
             status = health_pb2.HealthCheckResponse
             await self._servicer.set(name, status.SERVING if good else status.NOT_SERVING)
 
     async def stop(self) -> None:
-        """Closes the port of its own."""
+        """Closes the health port, if there is one."""
         if self._own:
             await self._own.stop(0)
 
@@ -409,26 +422,26 @@ class GrpcServer:
 
     Args:
         address: host:port; port 0 picks a free one.
-        health: What it says of itself.
+        health: The health service.
     """
 
     def __init__(self, address: str, tls: ServerTls | None, insecure: bool, health: Health) -> None:
         creds = server_credentials(address, tls, insecure)
         self._server, self._health = grpc.aio.server(options=OPTIONS), health
-        self.port = _bound(self._server, address, creds, "--listen")
+        self.port = _bind(self._server, address, creds, "--listen")
         self.address = f"{address.rpartition(':')[0]}:{self.port}"
 
     async def start(self, servicer: Servicer) -> None:
-        """Starts to serve."""
-        self._server.add_generic_rpc_handlers((servicer.handlers(),))
-        self._health.join(self._server)
+        """Starts serving."""
+        self._server.add_generic_rpc_handlers((servicer.build_handlers(),))
+        self._health.add_to(self._server)
         names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         await self._server.start()
-        await self._health.say(alive=True, ready=True)
+        await self._health.set_status(alive=True, ready=True)
 
     async def stop(self, grace_s: float) -> None:
-        """Says NOT_SERVING, lets calls end, closes."""
+        """Reports NOT_SERVING, lets calls end, and closes."""
         with contextlib.suppress(Exception):
-            await self._health.say(alive=False, ready=False)
+            await self._health.set_status(alive=False, ready=False)
         await self._server.stop(grace_s)

@@ -120,7 +120,7 @@ class Coordinator:
             cohort,
             self._config.limits.quorum,
             aggregation=self._aggregation,
-            attempts=self._book.next_attempts(index),
+            attempts=self._book.find_next_attempts(index),
             steps=steps,
             save=None if steps is None else self._save_within,
         )
@@ -128,7 +128,7 @@ class Coordinator:
     def _question(self, index: int, cohort: Sequence[int]) -> ServerRound:
         """For the coordinator's own questions, which no run fails of."""
         self.round = index
-        return ServerRound(self._desk, index, cohort, quorum=0.0, attempts=self._book.next_attempts(index))
+        return ServerRound(self._desk, index, cohort, quorum=0.0, attempts=self._book.find_next_attempts(index))
 
     def cohort(self, index: int) -> list[int]:
         """Who is asked in a round: the same for every method with the same seed."""
@@ -216,12 +216,12 @@ class Coordinator:
 
         row: dict[str, Any] = {"event": "evaluated", "round": index}
         if due(self._config.eval_every):
-            found = await self._desk.off_loop(self._evaluator.judge, weights)
-            row |= {"accuracy": found.accuracy, "loss": found.loss} | evaluation.of_classes(found)
+            found = await self._desk.off_loop(self._evaluator.evaluate, weights)
+            row |= {"accuracy": found.accuracy, "loss": found.loss} | evaluation.summarise_classes(found)
         if self._config.local_test and due(self._config.client_eval_every):
-            row |= evaluation.of_clients(await self._ask_clients(weights, index))
+            row |= evaluation.summarise_clients(await self._ask_clients(weights, index))
         if due(self._config.feature_eval_every):
-            row |= {"features": await self._desk.off_loop(self._evaluator.features, weights)}
+            row |= {"features": await self._desk.off_loop(self._evaluator.measure_features, weights)}
         return row
 
     async def _ask_clients(self, weights: Tensors, index: int) -> dict[int, dict[str, int]]:
@@ -262,12 +262,12 @@ class Coordinator:
 
     async def _compare_ledgers(self) -> dict[str, Any]:
         rnd = self._question(self._config.rounds, [session.client for session in self._roster])
-        ours = self._book.all_rows()
+        ours = self._book.read_all_rows()
         sums = {"compared": 0, "differing": 0, "only_server": 0, "only_client": 0}
         # A new question each time, or a kept answer from before a restart would come back.
         question = LedgerQuestion(f"what did you count? {uuid.uuid4().hex}")
         async for reply in rnd.ask(LEDGER, question):
-            for name, value in ledger.compare(ours, ledger.parsed(reply.body.rows), reply.client).items():
+            for name, value in ledger.compare(ours, ledger.parse_rows(reply.body.rows), reply.client).items():
                 sums[name] += value
         if sums["differing"]:
             self._log.error("ledgers_differ", rows=sums["differing"])
@@ -286,18 +286,20 @@ class Coordinator:
 
     def _summarise(self, weights: Tensors, kernel: dict[str, int]) -> dict[str, Any]:
         cohorts = [self.cohort(index) for index in range(self._config.rounds)]
-        shapes = summary.shapes_of(self._problem, weights, cohorts)
-        cost, fedavg = summary.predict_cost(self._problem, shapes), summary.fedavg_cost(self._problem, shapes)
-        rows = self._book.all_rows()
-        return summary.heading(self._config, self._desk.run_id, self._config.rounds) | {
-            "caveat": summary.caveat_of(self._method, self._problem.params),
-            "accuracy": summary.accuracy(self._records.all()),
-            "reported": summary.reported(summary.reported_by(self._method, self._problem.params), self._records.all()),
+        shapes = summary.build_shapes(self._problem, weights, cohorts)
+        cost, fedavg = summary.predict_cost(self._problem, shapes), summary.compute_fedavg_cost(self._problem, shapes)
+        rows = self._book.read_all_rows()
+        return summary.describe_run(self._config, self._desk.run_id, self._config.rounds) | {
+            "caveat": summary.get_caveat(self._method, self._problem.params),
+            "accuracy": summary.summarise_accuracy(self._records.all()),
+            "reported": summary.collect_reported(
+                summary.list_reported(self._method, self._problem.params), self._records.all()
+            ),
             "privacy": privacy.summarise(
-                privacy.read(self._out / "privacy.jsonl"), self._config.privacy.delta, self._config.privacy.noise
+                privacy.read_rows(self._out / "privacy.jsonl"), self._config.privacy.delta, self._config.privacy.noise
             ),
             "seconds": self._seconds(),
-            "model_sha256": summary.model_sha256(weights),
-            "bytes": summary.bytes_part(rows, cost, fedavg, kernel, self._meter.note),
-            "exposure": summary.exposure(rows, self._config.clients),
+            "model_sha256": summary.hash_model(weights),
+            "bytes": summary.summarise_bytes(rows, cost, fedavg, kernel, self._meter.note),
+            "exposure": summary.compute_exposure(rows, self._config.clients),
         }

@@ -1,4 +1,4 @@
-"""Judges the global model for the coordinator: on the external test, by class, by client and by its features."""
+"""Evaluates the global model for the coordinator: on the external test, by class, by client and by its features."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Evaluator:
     """Holds one network and the external test set.
 
     Args:
-        device: Where to judge.
+        device: Where the network runs.
     """
 
     def __init__(self, problem: Problem, device: torch.device) -> None:
@@ -36,40 +36,40 @@ class Evaluator:
         self._network: nn.Module | None = None
         self._test = problem.external_test()
 
-    def _loaded(self, weights: Tensors) -> nn.Module:
+    def _load(self, weights: Tensors) -> nn.Module:
         if self._network is None:
             self._network = self._problem.network().to(self._device)
         load(self._network, weights)
         return self._network
 
-    def judge(self, weights: Tensors) -> Evaluation:
-        """One pass over the external test."""
+    def evaluate(self, weights: Tensors) -> Evaluation:
+        """Evaluates the weights in one pass over the external test."""
         with keeping_freed_memory():
             return evaluate(
-                self._loaded(weights),
+                self._load(weights),
                 self._test.batches(BATCH_SIZE),
                 num_classes=self._problem.dataset.num_classes,
                 device=self._device,
             )
 
-    def features(self, weights: Tensors) -> dict[str, Any]:
-        """How well classes separate in the features, and how much of the input the split layer still tells.
+    def measure_features(self, weights: Tensors) -> dict[str, Any]:
+        """Measures how well classes separate in the features, and how much of the input shows at the cut.
 
         Empty for a network without stages (a method's own).
         """
-        model = self._loaded(weights)
+        model = self._load(weights)
         if not isinstance(model, Model):
             return {}
         model.eval()
         with torch.inference_mode():
-            found: list[torch.Tensor] = []
+            features: list[torch.Tensor] = []
             labels: list[torch.Tensor] = []
             for x, y in self._test.batches(BATCH_SIZE):
-                found.append(model.features(x.to(self._device)).cpu())
+                features.append(model.features(x.to(self._device)).cpu())
                 labels.append(y)
                 if sum(map(len, labels)) >= _DB_EXAMPLES:
                     break
-            chosen = getattr(self._problem.params, "split_layer", None)  # of a method that cuts
+            chosen = getattr(self._problem.params, "split_layer", None)  # a parameter of methods that cut the network
             layer = model.split_layer_default if chosen is None else int(chosen)
             x, _ = next(self._test.batches(_DCOR_EXAMPLES))
             activations = cut(model, layer)[0](x.to(self._device)).cpu()
@@ -77,7 +77,7 @@ class Evaluator:
         null = null_value(x, activations, derive(self._problem.config.seed, "dcor-null"))
         real = distance_correlation(x, activations)
         return {
-            "davies_bouldin": davies_bouldin(torch.cat(found), torch.cat(labels)),
+            "davies_bouldin": davies_bouldin(torch.cat(features), torch.cat(labels)),
             "split_layer": layer,
             "dcor": real.dcor,
             "dcor2": real.dcor2,
@@ -86,18 +86,18 @@ class Evaluator:
         }
 
 
-def of_classes(found: Evaluation) -> dict[str, Any]:
-    """What a record has of the classes: recalls in percent and their variance in percent squared."""
+def summarise_classes(found: Evaluation) -> dict[str, Any]:
+    """Summarises the classes for a record: recalls in percent and their variance in percent squared."""
     fair = class_fairness(found.per_class_correct, found.per_class_total)
     return {"per_class": list(fair.recalls), "class_variance": fair.variance}
 
 
-def of_clients(counts: Mapping[int, Mapping[str, int]]) -> dict[str, Any]:
-    """What a record has of the clients' own tests: each one's counts, and how evenly they are served."""
-    judged = [row for row in counts.values() if row["of"]]
-    if not judged:
+def summarise_clients(counts: Mapping[int, Mapping[str, int]]) -> dict[str, Any]:
+    """Summarises the clients' own tests for a record: the counts of each, and how even the accuracies are."""
+    tested = [row for row in counts.values() if row["of"]]
+    if not tested:
         return {"per_client": dict(counts)}
-    fair = client_fairness_of_counts([row["correct"] for row in judged], [row["of"] for row in judged])
+    fair = client_fairness_of_counts([row["correct"] for row in tested], [row["of"] for row in tested])
     values = asdict(fair)
     named = {name if name in ("worst_decile", "jain") else f"client_{name}": value for name, value in values.items()}
     return {"per_client": dict(counts)} | named

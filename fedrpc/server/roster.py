@@ -1,4 +1,4 @@
-"""Who is here: one session for each client id, alive while it keeps a poll parked or a transfer moving."""
+"""The sessions of connected clients: one for each client id, alive while a poll is parked or a transfer moves."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedrpc.errors import Refused
+from fedrpc.wire.envelope import Cancel
 
 
-class Held(Refused):
-    """Another live client has this id."""
+class IdTaken(Refused):
+    """Another live client uses this id."""
 
 
 class OutOfRange(Refused):
@@ -21,12 +22,12 @@ class OutOfRange(Refused):
 
 
 class UnknownSession(Refused):
-    """A session that this server did not open or has given up; the client joins again."""
+    """A session that this server did not open or has closed; the client must join again."""
 
 
 @dataclass
 class Session:
-    """One client's presence."""
+    """A connected client."""
 
     token: str
     client: int
@@ -34,10 +35,10 @@ class Session:
     last_seen: float
     parked: asyncio.Future[Any] | None = None
     streams: int = 0  # transfers under way, in either direction
-    notices: list[Any] = field(default_factory=list)  # cancels that wait for the next poll
+    notices: list[Cancel] = field(default_factory=list)  # for the next poll
 
-    def alive(self, now: float, grace_s: float) -> bool:
-        """Whether the client gave a sign of life lately."""
+    def is_alive(self, now: float, grace_s: float) -> bool:
+        """Whether the client polls, transfers, or did so within the last `grace_s` seconds."""
         return self.parked is not None or self.streams > 0 or now - self.last_seen <= grace_s
 
 
@@ -46,7 +47,7 @@ class Roster:
 
     Args:
         num_clients: Ids run from 0 to this, exclusive.
-        grace_s: How long a session lives without a sign of life.
+        grace_s: How long a session lives without a poll or a transfer.
     """
 
     def __init__(self, num_clients: int, grace_s: float) -> None:
@@ -58,13 +59,13 @@ class Roster:
         self._changed = asyncio.Event()
 
     def join(self, client: int, instance: str) -> tuple[Session, Session | None]:
-        """A new session and the one it replaces; raises OutOfRange or Held."""
+        """Opens a session; returns it and the one that it replaces. Raises OutOfRange or IdTaken."""
         now = time.monotonic()
         if client >= self._num_clients:
             raise OutOfRange(f"client id {client} is out of range: the run has 0 to {self._num_clients - 1}")
         old = self._by_client.get(client)
-        if old and old.instance != instance and old.alive(now, self._grace_s):
-            raise Held(f"client id {client} is held by another live client; stop that one or choose another id")
+        if old and old.instance != instance and old.is_alive(now, self._grace_s):
+            raise IdTaken(f"client id {client} is used by another live client; stop that one or choose another id")
         if old:
             self.close(old)
         session = Session(secrets.token_hex(16), client, instance, now)
@@ -73,15 +74,15 @@ class Roster:
         return session, old
 
     def find(self, token: str) -> Session:
-        """The session of a token; raises UnknownSession."""
+        """Finds the session of a token; raises UnknownSession."""
         session = self._by_token.get(token)
         if session is None:
             raise UnknownSession("unknown session; join again")
         session.last_seen = time.monotonic()
         return session
 
-    def of(self, client: int) -> Session | None:
-        """A client's open session."""
+    def get(self, client: int) -> Session | None:
+        """Returns a client's open session, or None."""
         return self._by_client.get(client)
 
     def close(self, session: Session) -> None:
@@ -91,13 +92,13 @@ class Roster:
             del self._by_client[session.client]
             self._gone_since[session.client] = time.monotonic()
 
-    def lost(self) -> list[Session]:
-        """Sessions without a sign of life."""
+    def find_lost(self) -> list[Session]:
+        """Lists the sessions that are no longer alive."""
         now = time.monotonic()
-        return [s for s in self if not s.alive(now, self._grace_s)]
+        return [s for s in self if not s.is_alive(now, self._grace_s)]
 
-    def absent_for(self, client: int) -> float:
-        """Seconds since a client went (not since it was asked: many questions to a dead client wait only once)."""
+    def measure_absence(self, client: int) -> float:
+        """Returns the seconds since a client left (not since a task: many tasks for a dead client wait only once)."""
         if client in self._by_client:
             return 0.0
         return time.monotonic() - self._gone_since.get(client, self._opened)

@@ -36,10 +36,9 @@ from fedrpc.seeds import derive
 from fedrpc.server.mailbox import Mailbox, Missing, Question, Task
 from fedrpc.server.spool import Spool, Spooled, read_reply
 from fedrpc.training.loop import learning_rate
-from fedrpc.wire.codec import decode_parts
-from fedrpc.wire.kinds import DTYPES
+from fedrpc.wire.codec import decode_parts, read_layout
+from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, averaged_fields, unflatten
-from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 T = TypeVar("T")
 Progress = Callable[[str, dict[str, Any]], None]
@@ -269,7 +268,7 @@ class ServerRound:
             epoch = desk.mailbox.durable
             if desk.spool.exists(epoch, name):
                 await desk.off_loop(question.prepare)
-                kept = desk.spool.reusable(epoch, name, question.payload.digest)
+                kept = desk.spool.find_reusable(epoch, name, question.payload.digest)
                 if kept:
                     outcome.set_result(kept)
             if not outcome.done() and client in self._hung:
@@ -335,7 +334,7 @@ def _read(
     for name in phase.same:
         _check_same(name, question.payload.parts, envelope.parts)
     for part in envelope.parts:
-        if part.kind != pb.KIND_SCALARS:
+        if part.kind != Kind.SCALARS:
             _check_finite(part.name, tensors[part.name])
     for each in (phase.check, check):
         if each is not None:
@@ -360,12 +359,8 @@ def _sent_to_all(phase: Phase[Down, Any], message: Down | Mapping[ClientId, Down
     return found
 
 
-def _check_same(name: str, asked: Iterable[pb.Part], told: Iterable[pb.Part]) -> None:
-    def layout(parts: Iterable[pb.Part]) -> dict[str, Any]:
-        specs = [spec for part in parts if part.name == name for spec in part.tensors]
-        return {spec.path: (DTYPES[spec.dtype], tuple(spec.shape)) for spec in specs}
-
-    ours, theirs = layout(asked), layout(told)
+def _check_same(name: str, asked: Iterable[Any], answered: Iterable[Any]) -> None:
+    ours, theirs = read_layout(asked, name), read_layout(answered, name)
     for path in [*ours, *theirs]:
         if ours.get(path) != theirs.get(path):
             raise WireError(f"'{name}' tensor '{path}': expected {ours.get(path)}, got {theirs.get(path)}")

@@ -1,4 +1,4 @@
-"""Puts one server process together, from a configuration and a run directory to a finished run."""
+"""Assembles one server process and runs it, from a configuration and a run directory to a finished run."""
 
 from __future__ import annotations
 
@@ -37,52 +37,52 @@ from fedrpc.tls.credentials import ServerTls
 from fedrpc.wire.ledger import LedgerFile
 from fedrpc.wire.tcpinfo import Meter
 
-_FAREWELL_S = 5.0  # how long clients get to hear that the run is over
+_FAREWELL_S = 5.0  # how long to wait until every client has learned that the run is over
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What a server process is told beside the configuration."""
+    """The options of a server process, beside the configuration."""
 
     listen: str
     out: Path
     data_dir: Path | None = None
     tls: ServerTls | None = None
     insecure: bool = False
-    client_name: str = "client-{client}"  # whom clients' certificates are for, with the id for {client}
+    client_name: str = "client-{client}"  # the name in a client's certificate; {client} is its id
     health_listen: str | None = None
     metrics_listen: str | None = None
-    linger: bool = False  # stay after the end, to tell late clients of it
-    when_over: Callable[[], None] = lambda: None  # called once the run directory is whole
+    linger: bool = False  # keep serving after the end, so that late clients learn of it
+    when_over: Callable[[], None] = lambda: None  # called when the run directory is complete
 
 
 def lock(out: Path) -> IO[str]:
-    """Holds the run directory for this process; raises Unavailable while another server has it."""
+    """Locks the run directory for this process; raises Unavailable while another server holds it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         if not (out / "config.toml").exists() and any(path.name != "lock" for path in out.iterdir()):
             raise ConfigError(f"{out} is not empty and holds no run; choose another --out")
         held = (out / "lock").open("w")
     except OSError as error:
-        raise ConfigError(f"can not write {error.filename or out}: {error.strerror}; choose another --out") from None
+        raise ConfigError(f"cannot write {error.filename or out}: {error.strerror}; choose another --out") from None
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         held.close()
-        raise Unavailable(f"another server is at work in {out}; wait for it, or choose another --out") from None
+        raise Unavailable(f"another server uses {out}; wait for it, or choose another --out") from None
     return held
 
 
 def claim(out: Path, config: RunConfig) -> str:
-    """Makes the run directory ours; the same configuration goes on with it, another one is refused.
+    """Claims the run directory: the same configuration resumes its run, another one is refused.
 
     Returns:
-        The run's id, which is made once and then kept.
+        The run's id, which is created once and then kept.
     """
     try:
         return _claim(out, config)
     except OSError as error:
-        raise ConfigError(f"can not write {error.filename or out}: {error.strerror}; choose another --out") from None
+        raise ConfigError(f"cannot write {error.filename or out}: {error.strerror}; choose another --out") from None
 
 
 def _claim(out: Path, config: RunConfig) -> str:
@@ -105,8 +105,8 @@ def _claim(out: Path, config: RunConfig) -> str:
     return path.read_text().strip()
 
 
-def finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
-    """The summary of a run that has all its rounds; with more rounds than it has it goes on."""
+def load_finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
+    """Loads the summary of a finished run; removes it and returns None when the configuration asks for more rounds."""
     path = out / "summary.json"
     if not path.exists():
         return None
@@ -118,7 +118,7 @@ def finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
 
 
 async def serve(config: RunConfig, options: ServerOptions, progress: Progress = lambda *_: None) -> dict[str, Any]:
-    """Plays the run to its end and returns its summary."""
+    """Serves the run until it ends and returns its summary."""
     return_freed_memory()
     torch.set_num_threads(config.train.threads)
     async with contextlib.AsyncExitStack() as stack:
@@ -126,12 +126,12 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
         stack.push_async_callback(health.stop)
         if options.health_listen:
             log.get("server").info("health", address=await health.listen(options.health_listen))
-        # Off the event loop, which answers probes meanwhile: a large data set takes a while.
-        problem, table = await asyncio.to_thread(_prepared, config, options.data_dir)
+        # Off the event loop, which keeps answering probes: a large data set takes a while to load.
+        problem, table = await asyncio.to_thread(_prepare, config, options.data_dir)
         device = choose(config.device)
-        stack.enter_context(lock(options.out))  # not before the configuration has proved to be a run
+        stack.enter_context(lock(options.out))  # only after the configuration proved valid
         run_id = claim(options.out, problem.config)
-        if done := finished(options.out, problem.config):
+        if done := load_finished(options.out, problem.config):
             log.get("server").info("already_finished", out=str(options.out))
             if not options.linger:
                 options.when_over()
@@ -139,17 +139,17 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
         else:
             write_durably(options.out / "partition.json", (json.dumps(table) + "\n").encode())
             log.get("server").info("run", id=run_id, method=problem.config.method, out=str(options.out))
-        return await _play(problem, device, run_id, options, progress, health, stack)
+        return await _run_server(problem, device, run_id, options, progress, health, stack)
 
 
-def _prepared(config: RunConfig, data_dir: Path | None) -> tuple[Problem, dict[str, Any]]:
-    """The learning problem, and how its data is dealt out."""
+def _prepare(config: RunConfig, data_dir: Path | None) -> tuple[Problem, dict[str, Any]]:
+    """Builds the learning problem, and the table that describes its partition."""
     problem = Problem(config, data_dir)
     table = summarize_partition(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
     return problem, table | {"classes": list(problem.dataset.classes)}
 
 
-async def _play(
+async def _run_server(
     problem: Problem,
     device: torch.device,
     run_id: str,
@@ -167,26 +167,35 @@ async def _play(
     privacy = stack.enter_context(contextlib.closing(PrivacyFile(out / "privacy.jsonl")))
     roster = Roster(config.clients, config.limits.grace_s)
     mailbox = Mailbox(roster, config.limits, config.parallel)
-    heard = [progress]
-    desk = Desk(problem, run_id, mailbox, Spool(out / "spool"), work, io, device, lambda *told: _tell(heard, *told))
+    listeners = [progress]
+    desk = Desk(
+        problem,
+        run_id,
+        mailbox,
+        Spool(out / "spool"),
+        work,
+        io,
+        device,
+        progress=lambda *event: _notify(listeners, *event),
+    )
     meter = Meter(server.port, local=True)
     coordinator = Coordinator(desk, roster, out, book, meter)
     bound = options.tls is not None and options.tls.client_ca is not None
     servicer = Servicer(desk, roster, coordinator, book, privacy, client_name=options.client_name if bound else None)
     if options.metrics_listen:
-        from fedrpc.server.figures import Figures, serve_figures  # here, since other servers need no Prometheus
+        from fedrpc.server.monitoring import RunMetrics, serve_metrics  # here, since other servers need no Prometheus
 
-        figures = Figures(problem.config, run_id, coordinator, roster, mailbox, book)
-        heard.append(figures.hear)
-        stack.callback(serve_figures(options.metrics_listen, figures))
+        metrics = RunMetrics(problem.config, run_id, coordinator, roster, mailbox, book)
+        listeners.append(metrics.observe)
+        stack.callback(serve_metrics(options.metrics_listen, metrics))
     try:
         await server.start(servicer)
         log.get("server").info("listening", address=server.address)
         progress("listening", {"address": server.address})
-        result = finished(out, config) or await _watched(coordinator, mailbox, meter)
+        result = load_finished(out, config) or await _run_watched(coordinator, mailbox, meter)
         coordinator.round = config.rounds
         mailbox.finish("the run is complete")
-        await _farewell(roster)
+        await _wait_for_farewells(roster)
         shutil.rmtree(out / "spool", ignore_errors=True)
         computing_s = await asyncio.get_running_loop().run_in_executor(work, time.thread_time)
         log.get("server").info("cpu", total_s=time.process_time(), computing_s=computing_s)
@@ -199,20 +208,20 @@ async def _play(
         await server.stop(0.5)
 
 
-def _tell(listeners: Iterable[Progress], name: str, values: dict[str, Any]) -> None:
+def _notify(listeners: Iterable[Progress], name: str, values: dict[str, Any]) -> None:
     for listener in listeners:
         listener(name, values)
 
 
-async def _watched(coordinator: Coordinator, mailbox: Mailbox, meter: Meter) -> dict[str, Any]:
-    """The run, with the reaper beside it: when either fails, so does the other."""
+async def _run_watched(coordinator: Coordinator, mailbox: Mailbox, meter: Meter) -> dict[str, Any]:
+    """Runs the coordinator and the reaper side by side: when one fails, so does the other."""
     try:
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(_watch(mailbox, meter))
             try:
                 result = await coordinator.run()
             except asyncio.CancelledError:
-                mailbox.end()  # before what the round left unfinished is put away
+                mailbox.end()  # before the round withdraws its open tasks
                 raise
             watching.cancel()
         return result
@@ -228,8 +237,8 @@ async def _watch(mailbox: Mailbox, meter: Meter) -> None:
             meter.read()
 
 
-async def _farewell(roster: Roster) -> None:
-    """Waits until every client has been told, which ends its session, for a few seconds at most."""
+async def _wait_for_farewells(roster: Roster) -> None:
+    """Waits, a few seconds at most, until every client has received the end of the run, which closes its session."""
     for _ in range(int(_FAREWELL_S / 0.05)):
         if not any(session.parked for session in roster):
             break

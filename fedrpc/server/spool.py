@@ -1,4 +1,4 @@
-"""Accepted replies on disk until they are no longer needed: memory stays bounded, a restart asks nobody twice."""
+"""Keeps accepted replies on disk until a durable point: memory stays bounded, and a restart reuses them."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fedrpc.errors import WireError
-from fedrpc.wire.frames import check_bytes, read_bytes, read_file
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.envelope import Envelope
+from fedrpc.wire.frames import check_crcs, parse_file, read_file
 
 _SMALL = "small.log"
 
 
 @dataclass(frozen=True)
 class Span:
-    """Where a small reply lies, among others, in one file."""
+    """The place of a small reply in a file of many."""
 
     file: BinaryIO
     start: int
     size: int
 
     def read(self) -> memoryview:
-        """Its bytes; writable, which torch wants."""
+        """Reads its bytes, into writable memory as torch requires."""
         return memoryview(bytearray(os.pread(self.file.fileno(), self.size, self.start)))
 
 
 Spooled = Path | Span
 
 
-def read_reply(reply: Spooled) -> tuple[pb.Envelope, list[memoryview]]:
-    """A reply's envelope and parts; raises WireError when it is torn."""
-    return read_file(reply) if isinstance(reply, Path) else read_bytes(reply.read(), "a reply")
+def read_reply(reply: Spooled) -> tuple[Envelope, list[memoryview]]:
+    """Reads a reply's envelope and parts; raises WireError when it is torn."""
+    return read_file(reply) if isinstance(reply, Path) else parse_file(reply.read(), "a reply")
 
 
 class _Log:
-    """Small replies one after the other in one file: a file for each would cost more than all else that is done to it.
+    """Small replies one after the other in one file: a file for each would cost more than the rest of the work on it.
 
-    Each begins with a line of its task and size. What a crash tore is the last one, and was not acknowledged.
+    Each begins with a line of its task and size. A crash can tear only the last one, which was not acknowledged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,7 +62,7 @@ class _Log:
         line = f"{task_id} {len(data)}\n".encode()
         if self._file.write(line + data) != len(line) + len(data):
             self._file.truncate(self._end)
-            raise OSError(f"no space is left for replies in {self._file.name}")
+            raise OSError(f"no space left for replies in {self._file.name}")
         span = self.spans[task_id] = Span(self._file, self._end + len(line), len(data))
         self._end += len(line) + len(data)
         return span
@@ -76,7 +76,7 @@ class _Log:
 
 
 class Spool:
-    """One folder for each stretch between durable points: one file a reply, and one for all small ones."""
+    """One folder for each epoch, the time between two durable points: a file for each reply, one for all small ones."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -86,23 +86,23 @@ class Spool:
             torn.unlink()
         self._logs = {int(path.parent.name): _Log(path) for path in folder.glob(f"*/{_SMALL}")}
 
-    def _folder_of(self, epoch: int) -> Path:
+    def _make_folder(self, epoch: int) -> Path:
         path = self._folder / str(epoch)
         path.mkdir(exist_ok=True)
         return path
 
-    def incoming(self, epoch: int, task_id: str) -> Path:
-        """Where a transfer under way writes; never the same path twice."""
-        return self._folder_of(epoch) / f"{task_id}.{next(self._numbers)}.part"
+    def make_incoming_path(self, epoch: int, task_id: str) -> Path:
+        """Returns a new path for a transfer to write to; never the same path twice."""
+        return self._make_folder(epoch) / f"{task_id}.{next(self._numbers)}.part"
 
     def keep(self, incoming: Path, epoch: int, task_id: str) -> Path:
-        """Gives a whole reply its name."""
-        return incoming.replace(self._folder_of(epoch) / task_id)
+        """Moves a complete reply to its final name."""
+        return incoming.replace(self._make_folder(epoch) / task_id)
 
     def keep_small(self, data: bytes, epoch: int, task_id: str) -> Span:
-        """Keeps a small reply, given as the bytes that a file of it would have."""
+        """Keeps a small reply, given as the bytes of its file."""
         if epoch not in self._logs:
-            self._logs[epoch] = _Log(self._folder_of(epoch) / _SMALL)
+            self._logs[epoch] = _Log(self._make_folder(epoch) / _SMALL)
         return self._logs[epoch].add(task_id, data)
 
     def _find(self, epoch: int, task_id: str) -> Spooled | None:
@@ -111,18 +111,18 @@ class Spool:
             return log.spans[task_id]
         return path if path.exists() else None
 
-    def reusable(self, epoch: int, task_id: str, question: bytes) -> Spooled | None:
-        """The reply that an earlier life of this server accepted to the very same question."""
+    def find_reusable(self, epoch: int, task_id: str, question: bytes) -> Spooled | None:
+        """Finds the reply to the same question that this server accepted before a restart."""
         found = self._find(epoch, task_id)
         if found is None:
             return None
         try:
             envelope, views = read_reply(found)
             if envelope.question == question:
-                check_bytes(envelope, views)
+                check_crcs(envelope, views)
                 return found
         except WireError:
-            pass  # torn by a power cut; the client still has its answer
+            pass  # torn by a power cut: the client still has its answer
         if isinstance(found, Path):
             found.unlink()
         else:
@@ -130,7 +130,7 @@ class Spool:
         return None
 
     def exists(self, epoch: int, task_id: str) -> bool:
-        """Whether there may be something to reuse."""
+        """Whether there is a reply to this task, to whatever question."""
         return self._find(epoch, task_id) is not None
 
     def clear(self, durable: int) -> None:

@@ -1,4 +1,4 @@
-"""summary.json: what a finished run came to, in one object that tools and people read."""
+"""Builds summary.json: the results of a finished run in one object, for tools and people."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ from fedrpc.wire.message import Tensors
 
 @runtime_checkable
 class Reports(Protocol):
-    """A method that names recorded figures which must be seen when a run ends."""
+    """A method that names recorded values to show when a run ends."""
 
     def reported(self, params: Any) -> Sequence[Reported]:
-        """The figures of a run with these parameters."""
+        """The values to show for a run with these parameters."""
         ...
 
 
 @runtime_checkable
 class HasCaveat(Protocol):
-    """A method with something that must be said wherever a run of it is shown."""
+    """A method with a caveat that is shown with every run of it."""
 
     def caveat(self, params: Any) -> str:
-        """The caveat for a run with these parameters; "" when there is nothing to say."""
+        """The caveat for a run with these parameters, or ""."""
         ...
 
 
-def reported_by(method: Any, params: Any) -> Sequence[Reported]:
-    """The figures that a method wants to be seen."""
+def list_reported(method: Any, params: Any) -> Sequence[Reported]:
+    """Lists the recorded values that a method wants shown."""
     return method.reported(params) if isinstance(method, Reports) else ()
 
 
-def caveat_of(method: Any, params: Any) -> str:
-    """The method's caveat for these parameters, or ""."""
+def get_caveat(method: Any, params: Any) -> str:
+    """Returns the method's caveat for these parameters, or ""."""
     return method.caveat(params) if isinstance(method, HasCaveat) else ""
 
 
-# The newest of these in the records is the run's.
+# The latest recorded value of each goes into the summary.
 _FROM_RECORDS = ("per_class", "class_variance", "client_mean", "client_variance", "worst_decile", "jain", "features")
-# What clients get of each other, and how many rounds later: a buffer in the next round, a pool in the same one.
+# What clients receive of each other, and how many rounds later: a buffer in the next round, a pool in the same one.
 _SHARED = {Kind.ACTIVATIONS: 1, Kind.SAMPLES: 0, Kind.MEAN_SAMPLES: 0}
 
 
-def model_sha256(weights: Tensors) -> str:
-    """One hash over names, dtypes, shapes and values, by name: equal hashes are equal models, bit for bit."""
+def hash_model(weights: Tensors) -> str:
+    """Hashes names, dtypes, shapes and values, sorted by name: equal hashes are equal models, bit for bit."""
     hasher = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         hasher.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
@@ -67,8 +67,8 @@ def model_sha256(weights: Tensors) -> str:
     return hasher.hexdigest()
 
 
-def shapes_of(problem: Problem, weights: Tensors, cohorts: Sequence[Sequence[int]]) -> Shapes:
-    """What the method's cost formula is given."""
+def build_shapes(problem: Problem, weights: Tensors, cohorts: Sequence[Sequence[int]]) -> Shapes:
+    """Builds the input of a method's cost formula."""
     return Shapes(
         weights_bytes=count_payload_bytes(weights),
         cohorts=cohorts,
@@ -78,13 +78,13 @@ def shapes_of(problem: Problem, weights: Tensors, cohorts: Sequence[Sequence[int
     )
 
 
-def fedavg_cost(problem: Problem, shapes: Shapes) -> Cost:
-    """The yardstick: FedAvg with the configured network, without what a method may have added to it."""
+def compute_fedavg_cost(problem: Problem, shapes: Shapes) -> Cost:
+    """Computes FedAvg's cost with the configured network, without parts that a method added to it."""
     return FedAvg().cost(dataclasses.replace(shapes, weights_bytes=problem.base_bytes()))
 
 
-def accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The accuracy part: percent and percent squared."""
+def summarise_accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Builds the accuracy part, in percent and percent squared."""
     evaluated = [row for row in records if row["event"] == "evaluated"]
     points = [(row["round"], row["accuracy"]) for row in evaluated if row.get("accuracy") is not None]
     if not points:
@@ -112,25 +112,25 @@ def predict_cost(problem: Problem, shapes: Shapes) -> Cost:
     return total
 
 
-def reported(wanted: Sequence[Reported], records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The figures that a method wants seen, by their names in the records; what was never recorded is left out."""
-    told = {}
-    for figure in wanted:
-        value, round_index = _newest(records, figure.record)
-        if figure.spread:
-            value = _spread(value)
-        elif figure.columns and value is not None:
-            value = _rows(value, figure.columns)
+def collect_reported(wanted: Sequence[Reported], records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Collects the values that a method wants shown, by their names in the records; unrecorded ones are left out."""
+    values = {}
+    for item in wanted:
+        value, round_index = _find_latest(records, item.record)
+        if item.spread:
+            value = _compute_spread(value)
+        elif item.columns and value is not None:
+            value = _select_columns(value, item.columns)
         if value is None:
             continue
-        entry = {"words": figure.words, "about": figure.about, "value": value, "round": round_index}
-        entry |= {"why": _newest(records, figure.why)[0]} if figure.why else {}
-        told[figure.record] = entry | ({"columns": dict(figure.columns)} if figure.columns else {})
-    return told
+        entry = {"words": item.words, "about": item.about, "value": value, "round": round_index}
+        entry |= {"why": _find_latest(records, item.why)[0]} if item.why else {}
+        values[item.record] = entry | ({"columns": dict(item.columns)} if item.columns else {})
+    return values
 
 
-def _newest(records: Sequence[Mapping[str, Any]], path: str) -> tuple[Any, int | None]:
-    """A record's newest value and the round it is of; a mapping has the newest of each key."""
+def _find_latest(records: Sequence[Mapping[str, Any]], path: str) -> tuple[Any, int | None]:
+    """Finds the latest recorded value and its round; a mapping gets the latest value of each key."""
     newest: Any = None
     round_index: int | None = None
     for row in records:
@@ -143,29 +143,29 @@ def _newest(records: Sequence[Mapping[str, Any]], path: str) -> tuple[Any, int |
     return newest, round_index
 
 
-def _spread(value: Any) -> dict[str, float | int] | None:
-    numbers = list(_numbers(value))
+def _compute_spread(value: Any) -> dict[str, float | int] | None:
+    numbers = list(_iter_numbers(value))
     if not numbers:
         return None
     mean = math.fsum(numbers) / len(numbers)
     return {"mean": mean, "least": min(numbers), "greatest": max(numbers), "count": len(numbers)}
 
 
-def _numbers(value: Any) -> Iterator[float]:
+def _iter_numbers(value: Any) -> Iterator[float]:
     if isinstance(value, int | float):
         yield value
     elif isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _numbers(item)
+            yield from _iter_numbers(item)
 
 
-def _rows(value: Any, columns: Mapping[str, str]) -> list[dict[str, Any]]:
+def _select_columns(value: Any, columns: Mapping[str, str]) -> list[dict[str, Any]]:
     rows = [{"key": key} | entry for key, entry in value.items()] if isinstance(value, Mapping) else value
     return [{name: row.get(name) for name in columns} for row in rows]
 
 
-def exposure(rows: ledger.Rows, num_clients: int) -> dict[str, float]:
-    """By kind of shared features or data, the share of all pairs of clients where one's has reached the other."""
+def compute_exposure(rows: ledger.Rows, num_clients: int) -> dict[str, float]:
+    """Computes, for each kind that clients share, the fraction of client pairs where one's data reached the other."""
     plain = [vars(key) | vars(sums) for key, sums in rows.items()]
     found = {}
     for kind, lag in _SHARED.items():
@@ -175,9 +175,11 @@ def exposure(rows: ledger.Rows, num_clients: int) -> dict[str, float]:
     return found
 
 
-def bytes_part(rows: ledger.Rows, cost: Cost, fedavg: Cost, kernel: Mapping[str, int], note: str) -> dict[str, Any]:
-    """The bytes part: three layers, the method's own by kind, the formula beside it."""
-    sums = ledger.totals(rows)
+def summarise_bytes(
+    rows: ledger.Rows, cost: Cost, fedavg: Cost, kernel: Mapping[str, int], note: str
+) -> dict[str, Any]:
+    """Builds the bytes part: three layers, the method's own bytes by kind, and its formula."""
+    sums = ledger.compute_totals(rows)
     for direction in ("down", "up"):
         sums["total"][direction]["kernel"] = kernel[direction]
     message = sum(sums["total"][d]["message"] for d in ("down", "up"))
@@ -195,12 +197,12 @@ def bytes_part(rows: ledger.Rows, cost: Cost, fedavg: Cost, kernel: Mapping[str,
             "by_kind": predicted,
         },
         "overhead_vs_fedavg": measured / baseline if baseline else None,
-        "per_client": _per_client(rows),
+        "per_client": _sum_by_client(rows),
     }
 
 
-def _per_client(rows: ledger.Rows) -> dict[int, dict[str, int]]:
-    """Who paid how many message bytes."""
+def _sum_by_client(rows: ledger.Rows) -> dict[int, dict[str, int]]:
+    """Sums message bytes by client and direction."""
     paid: dict[int, dict[str, int]] = {}
     for key, sums in sorted(rows.items(), key=lambda item: item[0].client):
         side = paid.setdefault(key.client, {"down": 0, "up": 0})
@@ -208,8 +210,8 @@ def _per_client(rows: ledger.Rows) -> dict[int, dict[str, int]]:
     return paid
 
 
-def heading(config: RunConfig, run_id: str, num_rounds: int) -> dict[str, Any]:
-    """What was run."""
+def describe_run(config: RunConfig, run_id: str, num_rounds: int) -> dict[str, Any]:
+    """Describes what was run: the first keys of summary.json."""
     return {
         "method": config.method,
         "dataset": config.dataset,

@@ -31,7 +31,7 @@ from fedrpc.models import read_tensors
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive
 from fedrpc.server.checkpoint import CheckpointFolder
-from fedrpc.server.summary import model_sha256
+from fedrpc.server.summary import hash_model
 from fedrpc.study.attacks import study, tracing
 from fedrpc.study.attacks.evidence import LEAST_AUX, SIZES, Effort, Evidence
 from fedrpc.study.attacks.rebuilding import Rebuilt
@@ -134,7 +134,7 @@ class PastRun:
             found = load_file(path)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None
-        if (got := model_sha256(found)) != (expected := self.run.summary["model_sha256"]):
+        if (got := hash_model(found)) != (expected := self.run.summary["model_sha256"]):
             raise ConfigError(f"{path} is not the run's model: expected {expected[:16]}, got {got[:16]}")
         return found
 

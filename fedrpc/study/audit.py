@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import ConfigError, WireError
-from fedrpc.privacy.accountant import epsilons, merged, spent
-from fedrpc.privacy.ledger import GENESIS, check_filed, history_of
-from fedrpc.privacy.mechanisms import History
-from fedrpc.privacy.second import second_opinion, tight
-from fedrpc.privacy.summary import bare, summarise
+from fedrpc.privacy.accountant import compute_epsilon, compute_epsilons, merge_histories
+from fedrpc.privacy.ledger import GENESIS, check_row, read_history
+from fedrpc.privacy.mechanisms import Coverage, History
+from fedrpc.privacy.second import compute_tight_epsilon, recompute_epsilon
+from fedrpc.privacy.summary import is_uncovered, summarise
 from fedrpc.study.reading import check_finished
 
 TOLERANCE = 0.01
@@ -98,8 +98,9 @@ def _read_rows(path: Path) -> tuple[list[dict[str, Any]], dict[int, tuple[int, b
                 row = json.loads(line)
                 client = row["client"]
                 if client not in broken:
-                    heads[client] = check_filed(row, *heads.get(client, (0, GENESIS)))
-                history_of(row)
+                    heads[client] = check_row(row, *heads.get(client, (0, GENESIS)))
+                read_history(row)
+                Coverage(row["coverage"])
                 rows.append(row)
             except WireError as error:
                 broken[client] = f"privacy.jsonl, line {number}: {error}"
@@ -112,10 +113,10 @@ def _read_rows(path: Path) -> tuple[list[dict[str, Any]], dict[int, tuple[int, b
 
 def _is_readable(row: dict[str, Any]) -> bool:
     try:
-        history_of(row)
+        read_history(row)
     except (ValueError, KeyError, TypeError):
         return False
-    return {"client", "kind", "covers", "parameters", "adjacency"} <= set(row)
+    return {"client", "kind", "covers", "coverage", "adjacency"} <= set(row)
 
 
 def _compare_with_stores(run: Path, heads: dict[int, tuple[int, bytes]]) -> list[str]:
@@ -156,19 +157,29 @@ def _recompute(
     if ours["epsilon"] is None:
         return Line(what, None, theirs["epsilon"], None, None, None, ours["covers"])
     history = _worst_history(rows, delta)
-    about, accountant = epsilons(history, delta).best
-    second = second_opinion(history, delta, accountant)
+    about, accountant = compute_epsilons(history, delta).best
+    second = recompute_epsilon(history, delta, accountant)
     return Line(
-        what, ours["epsilon"], theirs["epsilon"], second, tight(history, delta, about), accountant, ours["covers"]
+        what,
+        ours["epsilon"],
+        theirs["epsilon"],
+        second,
+        compute_tight_epsilon(history, delta, about),
+        accountant,
+        ours["covers"],
     )
 
 
 def _worst_history(rows: list[dict[str, Any]], delta: float) -> History:
     by_client: dict[int, list[History]] = defaultdict(list)
     for row in rows:
-        if not bare(row):
-            by_client[row["client"]].append(history_of(row))
-    return max((merged(found) for found in by_client.values()), key=lambda history: spent(history, delta), default=())
+        if not is_uncovered(row):
+            by_client[row["client"]].append(read_history(row))
+    return max(
+        (merge_histories(found) for found in by_client.values()),
+        key=lambda history: compute_epsilon(history, delta),
+        default=(),
+    )
 
 
 def _find_disagreements(line: Line) -> list[str]:

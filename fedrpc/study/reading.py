@@ -12,6 +12,7 @@ from typing import Any
 
 from fedrpc.errors import ConfigError
 from fedrpc.metrics import records as records_file
+from fedrpc.privacy.mechanisms import Coverage
 from fedrpc.wire import ledger as wire_ledger
 from fedrpc.wire.kinds import DIRECTIONS
 from fedrpc.wire.ledger import Key, Sums
@@ -56,6 +57,7 @@ class Releases:
     mechanism: str | None
     parameters: str
     covers: str
+    coverage: Coverage
     count: int
     num_clients: int
 
@@ -85,7 +87,7 @@ class Run:
 
     def ledger(self) -> Iterator[tuple[Key, Sums]]:
         """The rows of ledger.jsonl, one at a time: a long run has millions."""
-        return wire_ledger.read(self.folder / "ledger.jsonl")
+        return wire_ledger.read_rows(self.folder / "ledger.jsonl")
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -96,7 +98,7 @@ class Run:
         rows: wire_ledger.Rows = {}
         for key, sums in self.ledger():
             wire_ledger.merge(rows, {key: sums})
-        outside = wire_ledger.outside(rows)  # the rule of `bytes.method` in summary.json
+        outside = wire_ledger.find_other_rows(rows)  # the rule of `bytes.method` in summary.json
         for key, sums in rows.items():
             rounds.setdefault(key.round, Flow()).add(key, sums, outside=key in outside)
             clients.setdefault(key.client, Flow()).add(key, sums, outside=key in outside)
@@ -151,10 +153,11 @@ class Run:
 
 
 def _group_releases(rows: Iterable[Mapping[str, Any]]) -> list[Releases]:
-    seen: dict[tuple[str, str, tuple[str, ...], str | None, str, str], list[int]] = {}
+    seen: dict[tuple[str, str, tuple[str, ...], str | None, str, str, Coverage], list[int]] = {}
     for row in rows:
         parameters = ", ".join(f"{name} {value}" for name, value in row["parameters"].items())
-        key = (row["phase"], row["kind"], tuple(row["parts"]), row["mechanism"], parameters, row["covers"])
+        covers = (row["covers"], Coverage(row["coverage"]))
+        key = (row["phase"], row["kind"], tuple(row["parts"]), row["mechanism"], parameters, *covers)
         seen.setdefault(key, []).append(row["client"])
     return [
         Releases(*key, len(clients), len(set(clients)))

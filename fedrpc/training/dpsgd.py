@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedrpc.config import DpSgdConfig, PrivacyConfig, TrainConfig
 from fedrpc.data.examples import Examples
 from fedrpc.errors import ConfigError
-from fedrpc.privacy.mechanisms import NO_GUARANTEE, ZERO_OUT, Guarantee, History, Trainings, public
+from fedrpc.privacy.mechanisms import ZERO_OUT, Coverage, Guarantee, History, Trainings, public
 from fedrpc.training.loop import TrainReport, optimizer_of
 from fedrpc.training.losses import Loss
 
@@ -172,7 +172,7 @@ class DpSgd:
     def _guarantee(self, history: History) -> Guarantee:
         told = {"max_grad_norm": self._dp.max_grad_norm, "unit": "record", "sampling": "poisson"}
         if not self._multiplier_is_positive(history):
-            return Guarantee("dp-sgd", told, f"{NO_GUARANTEE}: the noise is zero")
+            return Guarantee("dp-sgd", told, "the noise is zero", coverage=Coverage.NONE)
         return Guarantee("dp-sgd", told, "record-level, given what was received", history, ZERO_OUT)
 
     @staticmethod

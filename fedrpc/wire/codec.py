@@ -1,4 +1,4 @@
-"""Messages to bytes and back: flat little-endian buffers, no pickle, every dtype exact."""
+"""Encodes messages as bytes and decodes them: flat little-endian buffers, no pickle, every dtype exact."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import math
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ class Payload:
     Args:
         parts: The headers.
         buffers: For each part the pieces of memory that make it up, in wire order.
-        digest: SHA-256 over headers and bytes: the identity of what is said.
+        digest: SHA-256 over headers and bytes: the message's identity.
     """
 
     parts: tuple[pb.Part, ...]
@@ -40,9 +40,14 @@ class Payload:
         """Tensor bytes of all parts."""
         return sum(part.size for part in self.parts)
 
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """The kind of each part, by the part's name."""
+        return {part.name: Kind(part.kind) for part in self.parts}
+
 
 def encode(message: Any) -> Payload:
-    """A typed message as headers and buffers; a tensor that is contiguous on the CPU is not copied."""
+    """Encodes a typed message as headers and buffers; a tensor that is contiguous on the CPU is not copied."""
     parts, buffers = [], []
     hasher = hashlib.sha256()
     for flat in flatten(message):
@@ -58,11 +63,11 @@ def encode(message: Any) -> Payload:
 def _encode_part(flat: FlatPart) -> tuple[pb.Part, tuple[memoryview, ...]]:
     if flat.kind is None:
         raise WireError(f"part '{flat.name}' has no kind; declare it as `= part(Kind....)`")
-    views = tuple(_view(tensor) for tensor in _wire_order(list(flat.tensors.values())) if tensor.numel())
+    views = tuple(_view_bytes(tensor) for tensor in _sort_by_width(list(flat.tensors.values())) if tensor.numel())
     crc = 0
     for view in views:
         crc = zlib.crc32(view, crc)
-    specs = [_spec(path, tensor) for path, tensor in flat.tensors.items()]
+    specs = [_build_spec(path, tensor) for path, tensor in flat.tensors.items()]
     size = sum(view.nbytes for view in views)
     header = pb.Part(
         name=flat.name, kind=pb.Kind.ValueType(flat.kind), codec=pb.CODEC_RAW, size=size, crc32=crc, tensors=specs
@@ -70,23 +75,23 @@ def _encode_part(flat: FlatPart) -> tuple[pb.Part, tuple[memoryview, ...]]:
     return header, views
 
 
-def _wire_order(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _sort_by_width(tensors: Sequence[Tensor]) -> list[Tensor]:
     # Widest elements first keeps every tensor aligned without padding; the sort is stable.
     return sorted(tensors, key=lambda tensor: -tensor.element_size())
 
 
-def _view(tensor: Tensor) -> memoryview:
+def _view_bytes(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _spec(path: str, tensor: Tensor) -> pb.TensorSpec:
+def _build_spec(path: str, tensor: Tensor) -> pb.TensorSpec:
     if tensor.dtype not in DTYPE_NUMBERS:
-        raise WireError(f"tensor '{path}' has dtype {tensor.dtype}, which can not travel; cast it first")
+        raise WireError(f"tensor '{path}' has dtype {tensor.dtype}, which cannot be sent; cast it first")
     return pb.TensorSpec(path=path, dtype=pb.DType.ValueType(DTYPE_NUMBERS[tensor.dtype]), shape=list(tensor.shape))
 
 
 def check_header(part: pb.Part) -> None:
-    """Raises WireError unless a received header is consistent in itself."""
+    """Raises WireError unless a received header is consistent and of a known codec, kind and dtypes."""
     if part.codec != pb.CODEC_RAW:
         raise WireError(f"part '{part.name}' has codec {part.codec}; this side knows {pb.CODEC_RAW} (raw)")
     if part.kind not in Kind._value2member_map_:
@@ -102,23 +107,29 @@ def check_header(part: pb.Part) -> None:
         raise WireError(f"part '{part.name}' says {part.size} bytes but its tensors take {total}")
 
 
+def read_layout(parts: Iterable[pb.Part], name: str) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Reads the dtype and shape of each tensor in the part of that name, by the tensor's path."""
+    specs = [spec for part in parts if part.name == name for spec in part.tensors]
+    return {spec.path: (DTYPES[spec.dtype], tuple(spec.shape)) for spec in specs}
+
+
 def decode(cls: type, parts: Sequence[pb.Part], buffers: Sequence[memoryview]) -> Any:
-    """The message of type `cls` that the parts hold; tensors share the buffers' memory."""
+    """Decodes a message of type `cls`; its tensors share the buffers' memory."""
     return unflatten(cls, decode_parts(cls, parts, buffers))
 
 
 def decode_parts(cls: type, parts: Sequence[pb.Part], buffers: Sequence[memoryview]) -> dict[str, Tensors]:
-    """The same as named tensors of each part, which need not make up a message yet."""
+    """Decodes each part to named tensors, without building the message."""
     kinds = {field.name: field.kind for field in fields(cls)}
     flat: dict[str, Tensors] = {}
     for header, buffer in zip(parts, buffers, strict=True):
         check_header(header)
         if header.name in flat:
-            raise WireError(f"part '{header.name}' came twice")
+            raise WireError(f"part '{header.name}' was received twice")
         if header.name in kinds and kinds[header.name] != Kind(header.kind):
             wanted = kinds[header.name]
             raise WireError(
-                f"part '{header.name}' came as {pb.Kind.Name(header.kind)}, expected {wanted and wanted.name}"
+                f"part '{header.name}' has kind {pb.Kind.Name(header.kind)}, expected {wanted and wanted.name}"
             )
         flat[header.name] = _decode_part(header, buffer)
     return flat
@@ -142,8 +153,8 @@ def _decode_part(header: pb.Part, buffer: memoryview) -> Tensors:
     return tensors
 
 
-def tensor_bytes(message: Any) -> dict[Kind, int]:
-    """Tensor bytes by kind of a message, without encoding it: what a cost formula is held against."""
+def count_tensor_bytes(message: Any) -> dict[Kind, int]:
+    """Counts the tensor bytes of a message by kind, without encoding it; cost formulas are compared with these."""
     sizes: dict[Kind, int] = {}
     for flat in flatten(message):
         assert flat.kind is not None

@@ -1,4 +1,4 @@
-"""Frames: payloads cut into chunks of 1 MiB, put together again with every byte checked, and kept in files."""
+"""Frames: cuts payloads into chunks of 1 MiB, reassembles them with every byte checked, and keeps them in files."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from google.protobuf.message import DecodeError, Message
 from fedrpc.errors import WireError
 from fedrpc.files import open_replacement
 from fedrpc.wire.codec import Payload, check_header
+from fedrpc.wire.envelope import Envelope, build_envelope, read_envelope
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 M = TypeVar("M", bound=Message)
 
-CHUNK_BYTES = 1 << 20  # the cheapest in CPU seconds a gigabyte; see protos/README.md
-SMALL_BYTES = 32 << 10  # a message up to this rides in its envelope: another frame costs more than its bytes
-GRPC_PREFIX_BYTES = 5  # gRPC's own header of each message
-SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()  # equal digests can talk
+CHUNK_BYTES = 1 << 20  # the fewest CPU seconds per gigabyte; see protos/README.md
+SMALL_BYTES = 32 << 10  # a message up to this travels inside its envelope: another frame costs more than its bytes
+GRPC_PREFIX_BYTES = 5  # gRPC's header of each message
+SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
+SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()  # equal digests can communicate
 _ALIGN = 64
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}", re.ASCII)
 _MAGIC = b"fedrpc1\n"
 
 
 def parse(cls: type[M], data: bytes) -> M:
-    """A protobuf message from bytes that came from outside; raises WireError when they are none."""
+    """Parses a received protobuf message; raises WireError when the bytes are malformed."""
     try:
         return cls.FromString(data)
     except DecodeError:
@@ -38,38 +40,43 @@ def parse(cls: type[M], data: bytes) -> M:
 
 
 def check_name(text: str) -> str:
-    """A name that came from the other side and becomes a file's: raises WireError when it could lead elsewhere."""
+    """Returns a received name that is safe as a file name; raises WireError for any other."""
     if not _NAME.fullmatch(text):
-        raise WireError(f"the name {text!r:.60} is not one of letters, digits, '-' and '_'")
+        raise WireError(f"the name {text!r:.60} may have only letters, digits, '-' and '_'")
     return text
 
 
-def message_bytes(serialised_size: int) -> int:
-    """What one message costs on the wire above HTTP/2."""
+def count_message_bytes(serialised_size: int) -> int:
+    """Counts the bytes of one message on the wire, above HTTP/2."""
     return serialised_size + GRPC_PREFIX_BYTES
 
 
-def chunk_frames(payload: Payload) -> Iterator[tuple[int, int, bytes]]:
-    """Serialised chunk frames of a payload, as (part index, tensor bytes, frame)."""
+def serialise_chunks(payload: Payload) -> Iterator[tuple[int, int, bytes]]:
+    """Yields the serialised chunk frames of a payload, as (part index, tensor bytes, frame)."""
     for index, views in enumerate(payload.buffers):
-        for pieces, size in _cut(views):
-            yield index, size, b"".join([_chunk_prefix(index, size), *pieces])
+        for pieces, size in _cut_into_chunks(views):
+            yield index, size, b"".join([_encode_chunk_prefix(index, size), *pieces])
 
 
-def riding_chunks(payload: Payload) -> list[pb.Chunk]:
-    """The chunks of a small payload, to ride in its envelope; none of a larger one, which has frames for them."""
-    if payload.size_bytes > SMALL_BYTES:
+def fits_envelope(payload: Payload) -> bool:
+    """Whether a payload is small enough to travel inside its envelope; a larger one is sent as chunk frames."""
+    return payload.size_bytes <= SMALL_BYTES
+
+
+def build_inline_chunks(payload: Payload) -> list[pb.Chunk]:
+    """Builds the chunks that travel inside the envelope: all of a small payload, none of a larger one."""
+    if not fits_envelope(payload):
         return []
     return [pb.Chunk(part=index, data=b"".join(views)) for index, views in enumerate(payload.buffers) if views]
 
 
-def field_bytes(message: Message) -> int:
-    """What a message takes as a field (of a number below 16) of another."""
+def count_field_bytes(message: Message) -> int:
+    """Counts the bytes of a message as a field of another, with a field number below 16."""
     size = message.ByteSize()
-    return 1 + len(_varint(size)) + size
+    return 1 + len(_encode_varint(size)) + size
 
 
-def _cut(views: Sequence[memoryview]) -> Iterator[tuple[list[memoryview], int]]:
+def _cut_into_chunks(views: Sequence[memoryview]) -> Iterator[tuple[list[memoryview], int]]:
     pieces: list[memoryview] = []
     size = 0
     for view in views:
@@ -86,13 +93,13 @@ def _cut(views: Sequence[memoryview]) -> Iterator[tuple[list[memoryview], int]]:
         yield pieces, size
 
 
-def _chunk_prefix(part: int, size: int) -> bytes:
-    # Protobuf by hand, for one copy of the data instead of three; a test holds it against the library.
-    inner = (b"\x08" + _varint(part) if part else b"") + (b"\x12" + _varint(size) if size else b"")
-    return b"\x12" + _varint(len(inner) + size) + inner
+def _encode_chunk_prefix(part: int, size: int) -> bytes:
+    # Written without the library, which would copy the data three times instead of once; a test compares the two.
+    inner = (b"\x08" + _encode_varint(part) if part else b"") + (b"\x12" + _encode_varint(size) if size else b"")
+    return b"\x12" + _encode_varint(len(inner) + size) + inner
 
 
-def _varint(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -102,12 +109,12 @@ def _varint(value: int) -> bytes:
 
 
 class Assembler:
-    """Receives the chunks of one envelope in order and checks sizes, CRCs and the digest.
+    """Assembles the chunks of one message in order and checks sizes, CRCs and the digest.
 
     Args:
-        envelope: The first frame, whose headers say what comes.
-        max_bytes: Refuse more than this; the sender's word is not trusted with our memory.
-        file: Where the bytes go; in memory when None.
+        envelope: The first frame, with the headers of the parts.
+        max_bytes: The most bytes to accept, whatever the headers announce.
+        file: Receives the bytes; they stay in memory when None.
     """
 
     def __init__(self, envelope: pb.Envelope, max_bytes: int, file: BinaryIO | None = None) -> None:
@@ -128,7 +135,7 @@ class Assembler:
         parts = self.envelope.parts
         while self._part < len(parts) and (self._part < 0 or self._filled == parts[self._part].size):
             if self._part >= 0 and self._crc != parts[self._part].crc32:
-                raise WireError(f"part '{parts[self._part].name}' has a wrong CRC: the bytes changed on the way")
+                raise WireError(f"part '{parts[self._part].name}' has a wrong CRC: it was corrupted in transit")
             self._part, self._filled, self._crc = self._part + 1, 0, 0
             if self._part < len(parts):
                 self._hasher.update(parts[self._part].SerializeToString(deterministic=True))
@@ -136,10 +143,10 @@ class Assembler:
                     _pad(self._file)
 
     def add(self, chunk: pb.Chunk) -> None:
-        """Takes the next chunk."""
+        """Adds the next chunk."""
         parts, data = self.envelope.parts, chunk.data
         if self._part >= len(parts) or chunk.part != self._part:
-            raise WireError(f"a chunk of part {chunk.part} came where part {self._part} of {len(parts)} was due")
+            raise WireError(f"got a chunk of part {chunk.part}, expected part {self._part} of {len(parts)}")
         if not data or self._filled + len(data) > parts[self._part].size:
             raise WireError(f"part '{parts[self._part].name}' got more bytes than its {parts[self._part].size}")
         self._crc = zlib.crc32(data, self._crc)
@@ -152,13 +159,13 @@ class Assembler:
         self._open_next()
 
     def finish(self) -> list[memoryview]:
-        """The parts' bytes (none when they went to a file), once everything came and is right."""
+        """Checks that the message is complete and returns the parts' bytes; none when they went to a file."""
         parts = self.envelope.parts
         if self._part < len(parts):
             got = self._filled
             raise WireError(f"the stream ended in part '{parts[self._part].name}' at {got} of {parts[self._part].size}")
         if self._hasher.digest() != self.envelope.digest:
-            raise WireError("the message's SHA-256 does not match: the bytes or headers changed on the way")
+            raise WireError("the message's SHA-256 does not match: bytes or headers were corrupted in transit")
         if self._file is not None:
             _write_footer(self._file, self.envelope)
         return [memoryview(buffer) for buffer in self._buffers]
@@ -173,46 +180,46 @@ def _write_footer(file: BinaryIO, envelope: pb.Envelope) -> None:
     file.write(text + len(text).to_bytes(8, "little") + _MAGIC)
 
 
-def _write(file: BinaryIO, envelope: pb.Envelope, payload: Payload) -> None:
+def _write(file: BinaryIO, envelope: Envelope, payload: Payload) -> None:
     for views in payload.buffers:
         _pad(file)
         for view in views:
             file.write(view)
-    _write_footer(file, envelope)
+    _write_footer(file, build_envelope(envelope))
 
 
-def file_bytes(envelope: pb.Envelope, payload: Payload) -> bytes:
-    """What `write_file` writes: for small messages, of which a file each costs more than all the rest."""
+def serialise_file(envelope: Envelope, payload: Payload) -> bytes:
+    """Serialises what `write_file` writes, for small messages that are not worth a file of their own."""
     buffer = io.BytesIO()
     _write(buffer, envelope, payload)
     return buffer.getvalue()
 
 
-def write_file(path: Path, envelope: pb.Envelope, payload: Payload, *, sync: bool) -> None:
-    """Keeps a payload and its envelope in one file, which appears whole or not at all."""
+def write_file(path: Path, envelope: Envelope, payload: Payload, *, sync: bool) -> None:
+    """Writes a payload and its envelope to one file, which appears whole or not at all."""
     with open_replacement(path, sync=sync) as file:
         _write(file, envelope, payload)
 
 
-def read_file(path: Path) -> tuple[pb.Envelope, list[memoryview]]:
-    """The envelope and the parts of such a file, mapped and not read; raises WireError when it is torn."""
+def read_file(path: Path) -> tuple[Envelope, list[memoryview]]:
+    """Maps a file that `write_file` or an Assembler wrote; raises WireError when it is torn."""
     if not path.stat().st_size:
         raise WireError(f"{path.name} is torn: it is empty")
     with path.open("rb") as file:
         # A private mapping is writable, which torch wants, and never reaches the file.
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    return read_bytes(mapped, path.name)
+    return parse_file(mapped, path.name)
 
 
-def read_bytes(data: memoryview, name: str) -> tuple[pb.Envelope, list[memoryview]]:
-    """The same of such a file's bytes."""
+def parse_file(data: memoryview, name: str) -> tuple[Envelope, list[memoryview]]:
+    """Reads the envelope and the parts from a file's bytes, without copying them."""
     size, tail = data.nbytes, 8 + len(_MAGIC)
     if size < tail:
         raise WireError(f"{name} is torn: {size} bytes")
     length = int.from_bytes(data[size - tail : size - len(_MAGIC)], "little")
     if bytes(data[size - len(_MAGIC) :]) != _MAGIC or length > size - tail:
         raise WireError(f"{name} is torn: its footer is not there")
-    envelope = parse(pb.Envelope, bytes(data[size - tail - length : size - tail]))
+    envelope = read_envelope(parse(pb.Envelope, bytes(data[size - tail - length : size - tail])))
     views, offset = [], 0
     for part in envelope.parts:
         offset += -offset % _ALIGN
@@ -223,15 +230,15 @@ def read_bytes(data: memoryview, name: str) -> tuple[pb.Envelope, list[memoryvie
     return envelope, views
 
 
-def check_bytes(envelope: pb.Envelope, views: Sequence[memoryview]) -> None:
-    """Raises WireError unless a kept file's bytes are those that were written (a power cut can leave holes)."""
+def check_crcs(envelope: Envelope, views: Sequence[memoryview]) -> None:
+    """Raises WireError unless a file's bytes match their CRCs (a power cut can leave holes)."""
     for part, view in zip(envelope.parts, views, strict=True):
         if zlib.crc32(view) != part.crc32:
-            raise WireError(f"part '{part.name}' has a wrong CRC: the kept bytes changed")
+            raise WireError(f"part '{part.name}' has a wrong CRC: the stored bytes changed")
 
 
-def stored_payload(kept: Path | bytes) -> tuple[pb.Envelope, Payload]:
-    """A kept file, or a file's bytes, as a payload that can be sent again, byte for byte."""
-    envelope, views = read_file(kept) if isinstance(kept, Path) else read_bytes(memoryview(kept), "an answer")
+def load_payload(kept: Path | bytes) -> tuple[Envelope, Payload]:
+    """Loads a message from a file, or from a file's bytes, as a payload that can be sent again byte for byte."""
+    envelope, views = read_file(kept) if isinstance(kept, Path) else parse_file(memoryview(kept), "an answer")
     buffers = tuple((view,) if view.nbytes else () for view in views)
-    return envelope, Payload(tuple(envelope.parts), buffers, envelope.digest)
+    return envelope, Payload(envelope.parts, buffers, envelope.digest)

@@ -1,4 +1,4 @@
-"""What a part may be about, and which element types may travel: the wire's two closed sets."""
+"""The kinds of parts and the element types of tensors that may travel: the wire's two closed sets."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Kind(IntEnum):
         return self.name.lower()
 
 
-# Scalars describe an answer (sample counts, losses); they are data-derived all the same, so only
-# the protocol's own text is exempt from a privacy row.
+# Scalars (example counts, losses) are data-derived like all other kinds; only the protocol's own text needs no
+# privacy row.
 NOT_DATA_DERIVED = frozenset({Kind.ENVELOPE})
 
 DTYPES: dict[int, torch.dtype] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrpc.files import write_atomically
-from fedrpc.wire.frames import field_bytes, message_bytes
+from fedrpc.wire.frames import count_field_bytes, count_message_bytes
 from fedrpc.wire.kinds import DIRECTIONS, Direction, Kind
 from fedrpc.wire.message import part
 from fedrpc.wire.v1 import coordinator_pb2 as pb
@@ -23,7 +23,7 @@ _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """What a row of the ledger is about."""
+    """Identifies a row of the ledger."""
 
     round: int
     phase: str
@@ -36,7 +36,7 @@ class Key:
 
 @dataclass
 class Sums:
-    """What a row of the ledger adds up."""
+    """The sums in a row of the ledger."""
 
     tensor_bytes: int = 0
     message_bytes: int = 0
@@ -54,7 +54,7 @@ Rows = dict[Key, Sums]
 
 @dataclass
 class Attempt:
-    """One transfer while it is under way; it reaches a ledger when it is closed."""
+    """Counts the bytes of one transfer; its rows are booked when it is closed."""
 
     round: int
     phase: str
@@ -64,47 +64,47 @@ class Attempt:
     rows: Rows = field(default_factory=dict)
 
     def add(self, kind: Kind, serialised_bytes: int, tensor_bytes: int = 0) -> None:
-        """Books one message of `serialised_bytes`."""
-        self._sums(kind).add(Sums(tensor_bytes, message_bytes(serialised_bytes), 1))
+        """Counts one message of `serialised_bytes`."""
+        self._get_sums(kind).add(Sums(tensor_bytes, count_message_bytes(serialised_bytes), 1))
 
     def add_envelope(self, envelope: pb.Envelope, serialised_bytes: int) -> Rows:
-        """Books a first frame, and the chunks that ride in it under their own kinds.
+        """Counts a first frame; the chunks inside it count under their own kinds.
 
         Returns:
-            The rows of what rides in it and belongs to the session: privacy rows.
+            The rows for what is inside it and belongs to the session: privacy rows.
         """
         session = Attempt(self.round, SESSION, self.direction, self.client)
-        own = message_bytes(serialised_bytes)
+        own = count_message_bytes(serialised_bytes)
         for chunk in envelope.chunks:
-            kind, tensor_bytes = chunk_kind(chunk, envelope)
-            own -= self._ride(kind, field_bytes(chunk), tensor_bytes)
+            kind, tensor_bytes = classify_chunk(chunk, envelope)
+            own -= self._add_inline(kind, count_field_bytes(chunk), tensor_bytes)
         if envelope.HasField("privacy"):
-            own -= session._ride(Kind.ENVELOPE, field_bytes(envelope.privacy), 0)
-        self._sums(Kind.ENVELOPE).add(Sums(0, own, 1))
+            own -= session._add_inline(Kind.ENVELOPE, count_field_bytes(envelope.privacy), 0)
+        self._get_sums(Kind.ENVELOPE).add(Sums(0, own, 1))
         return session.rows
 
-    def _ride(self, kind: Kind, size: int, tensor_bytes: int) -> int:
-        self._sums(kind).add(Sums(tensor_bytes, size, 0))
+    def _add_inline(self, kind: Kind, size: int, tensor_bytes: int) -> int:
+        self._get_sums(kind).add(Sums(tensor_bytes, size, 0))
         return size
 
-    def _sums(self, kind: Kind) -> Sums:
+    def _get_sums(self, kind: Kind) -> Sums:
         key = Key(self.round, self.phase, kind.label, self.direction, self.client, self.attempt)
         return self.rows.setdefault(key, Sums())
 
-    def closed(self, *, aborted: bool = False) -> Rows:
-        """The rows, marked when the transfer did not come to its end."""
+    def close(self, *, aborted: bool = False) -> Rows:
+        """Returns the rows, marked as aborted when the transfer did not complete."""
         return {replace(key, aborted=True): sums for key, sums in self.rows.items()} if aborted else self.rows
 
 
-def frame_kind(frame: pb.Frame, envelope: pb.Envelope | None) -> tuple[Kind, int]:
-    """The kind a frame is booked under, and its tensor bytes."""
+def classify_frame(frame: pb.Frame, envelope: pb.Envelope | None) -> tuple[Kind, int]:
+    """Returns the kind that a frame is booked under, and its tensor bytes."""
     if frame.WhichOneof("body") == "chunk" and envelope is not None:
-        return chunk_kind(frame.chunk, envelope)
+        return classify_chunk(frame.chunk, envelope)
     return Kind.ENVELOPE, 0
 
 
-def chunk_kind(chunk: pb.Chunk, envelope: pb.Envelope) -> tuple[Kind, int]:
-    """The kind a chunk is booked under, and its tensor bytes."""
+def classify_chunk(chunk: pb.Chunk, envelope: pb.Envelope) -> tuple[Kind, int]:
+    """Returns the kind that a chunk is booked under, and its tensor bytes."""
     if chunk.part < len(envelope.parts):
         kind = envelope.parts[chunk.part].kind
         if kind in Kind._value2member_map_:
@@ -113,25 +113,25 @@ def chunk_kind(chunk: pb.Chunk, envelope: pb.Envelope) -> tuple[Kind, int]:
 
 
 def merge(into: Rows, rows: Rows) -> None:
-    """Adds rows to rows."""
+    """Adds `rows` to the rows in `into`."""
     for key, sums in rows.items():
         into.setdefault(key, Sums()).add(sums)
 
 
 def to_json(key: Key, sums: Sums) -> str:
-    """One line of ledger.jsonl."""
+    """Writes a row as one line of ledger.jsonl."""
     return _to_json(vars(key) | vars(sums))
 
 
 def from_json(line: str) -> tuple[Key, Sums]:
-    """What `to_json` was given."""
+    """Reads a row from a line that `to_json` wrote."""
     row = json.loads(line)
     sums = Sums(*(row.pop(name) for name in ("tensor_bytes", "message_bytes", "messages")))
     return Key(**row), sums
 
 
-def read(path: Path) -> Iterator[tuple[Key, Sums]]:
-    """The whole rows of a ledger file; a torn last line (a crash) is left out."""
+def read_rows(path: Path) -> Iterator[tuple[Key, Sums]]:
+    """Reads the rows of a ledger file; a last line that a crash tore is left out."""
     if path.exists():
         with path.open() as file:
             for line in file:
@@ -142,8 +142,8 @@ def read(path: Path) -> Iterator[tuple[Key, Sums]]:
 class LedgerFile:
     """The server's ledger on disk: rows of finished rounds in ledger.jsonl, of the current one in a journal.
 
-    The journal's first line says how much of ledger.jsonl counts, so a crash at any moment neither loses a row nor
-    counts one twice. Rows that come late for a key that was written before (a retry, a run that goes on) join its row.
+    The journal's first line says how many bytes of ledger.jsonl are valid, so a crash at any moment neither loses a row
+    nor counts one twice. Late rows for a key that was written before (a retry, a resumed run) are added to its row.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -153,14 +153,14 @@ class LedgerFile:
         self._size = self._recover()
         self._last_round = -(10**9)  # the last round that ledger.jsonl has rows of
         self.sums: dict[tuple[str, str], Sums] = {}  # of the whole run so far, by direction and kind
-        for key, sums in [*read(self.path), *self.current.items()]:
+        for key, sums in [*read_rows(self.path), *self.current.items()]:
             self._count(key, sums)
-        for key, _ in read(self.path):
+        for key, _ in read_rows(self.path):
             self._last_round = max(self._last_round, key.round)
         self._start_journal()
 
     def _recover(self) -> int:
-        """Takes up the journal of an earlier life, and undoes a write to ledger.jsonl that it did not live to end."""
+        """Replays the journal after a crash, and undoes a write to ledger.jsonl that the crash interrupted."""
         size = self.path.stat().st_size if self.path.exists() else 0
         if self._journal_path.exists():
             with self._journal_path.open() as file:
@@ -198,9 +198,9 @@ class LedgerFile:
         return {d: sum(sums.message_bytes for key, sums in self.sums.items() if key[0] == d) for d in DIRECTIONS}
 
     def end_round(self) -> None:
-        """Writes the rows so far, durably, and starts anew."""
+        """Writes the current rows to ledger.jsonl, durably, and starts a new journal."""
         if any(key.round <= self._last_round for key in self.current):
-            self.current = self.all_rows()
+            self.current = self.read_all_rows()
             self._size = 0
             self._journal.close()
             self._start_journal()
@@ -215,8 +215,8 @@ class LedgerFile:
         self._journal.close()
         self._start_journal()
 
-    def next_attempts(self, round_index: int) -> dict[tuple[str, int], int]:
-        """The number of the next delivery by (phase, client), where an earlier life of the server made some."""
+    def find_next_attempts(self, round_index: int) -> dict[tuple[str, int], int]:
+        """Finds the next delivery's number by (phase, client), where the server delivered tasks before a restart."""
         found: dict[tuple[str, int], int] = {}
         for key in self.current:
             if key.round == round_index and key.direction == "down" and key.phase != SESSION:
@@ -230,29 +230,29 @@ class LedgerFile:
         if not self.current:
             self._journal_path.unlink(missing_ok=True)
 
-    def all_rows(self) -> Rows:
-        """Every row of the run so far."""
+    def read_all_rows(self) -> Rows:
+        """Reads every row of the run so far."""
         rows: Rows = {}
-        for key, sums in read(self.path):
+        for key, sums in read_rows(self.path):
             merge(rows, {key: sums})
         merge(rows, self.current)
         return rows
 
 
-def outside(rows: Mapping[Key, Sums]) -> set[Key]:
-    """Those of a run's rows that are no cost of its method: session, evaluation, aborted attempts and repetitions.
+def find_other_rows(rows: Mapping[Key, Sums]) -> set[Key]:
+    """Finds the rows that are no cost of the method: session, evaluation, aborted attempts and repetitions.
 
-    A completed attempt repeats when an earlier one of its phase and client was whole. It does not when one was aborted,
-    for which it makes up, nor in a phase of several questions: rows do not tell these apart, and after a restart new
-    ones too have a later attempt.
+    A completed attempt is a repetition when an earlier one of the same phase and client completed. It is not when one
+    was aborted, which it replaces. Nor is it in a phase of several questions: rows do not distinguish them, and after a
+    restart new questions have a later attempt, too.
     """
-    unclear = {_question(key) for key, sums in rows.items() if key.aborted or _has_several(key, sums)}
+    unclear = {_question_key(key) for key, sums in rows.items() if key.aborted or _has_several(key, sums)}
     whole: dict[tuple[int, str, str, int], int] = {}
     for key in rows:
         if not key.aborted:
-            whole[_question(key)] = min(key.attempt, whole.get(_question(key), key.attempt))
-    later = {key for key in rows if not key.aborted and key.attempt > whole[_question(key)]}
-    repeated = {key for key in later if _question(key) not in unclear}
+            whole[_question_key(key)] = min(key.attempt, whole.get(_question_key(key), key.attempt))
+    later = {key for key in rows if not key.aborted and key.attempt > whole[_question_key(key)]}
+    repeated = {key for key in later if _question_key(key) not in unclear}
     return repeated | {key for key in rows if key.aborted or key.phase in _OUTSIDE}
 
 
@@ -260,63 +260,63 @@ def _has_several(key: Key, sums: Sums) -> bool:
     return key.kind == Kind.ENVELOPE.label and sums.messages > 1
 
 
-def _question(key: Key) -> tuple[int, str, str, int]:
+def _question_key(key: Key) -> tuple[int, str, str, int]:
     return key.round, key.phase, key.direction, key.client
 
 
-def totals(rows: Mapping[Key, Sums]) -> dict[str, Any]:
-    """The byte sums of summary.json: total, the method's own by kind, and what retries cost."""
+def compute_totals(rows: Mapping[Key, Sums]) -> dict[str, Any]:
+    """Computes the byte sums of summary.json: all, the method's own by kind, and those of retries."""
     total = {d: Sums() for d in DIRECTIONS}
     method = {d: Sums() for d in DIRECTIONS}
     by_kind: dict[str, dict[str, Sums]] = {d: {} for d in DIRECTIONS}
     aborted, redelivered = ({d: Sums() for d in DIRECTIONS} for _ in range(2))
-    not_its_own = outside(rows)
+    others = find_other_rows(rows)
     for key, sums in rows.items():
-        total[_dir(key)].add(sums)
-        if key not in not_its_own:
-            method[_dir(key)].add(sums)
+        total[_get_direction(key)].add(sums)
+        if key not in others:
+            method[_get_direction(key)].add(sums)
             by_kind[key.direction].setdefault(key.kind, Sums()).add(sums)
         elif key.aborted:
-            aborted[_dir(key)].add(sums)
+            aborted[_get_direction(key)].add(sums)
         elif key.phase not in _OUTSIDE:
-            redelivered[_dir(key)].add(sums)
+            redelivered[_get_direction(key)].add(sums)
     return {
-        "total": {d: _brief(total[d]) for d in DIRECTIONS},
+        "total": {d: _to_dict(total[d]) for d in DIRECTIONS},
         "method": {
-            d: _brief(method[d]) | {"by_kind": {k: _brief(s) for k, s in sorted(by_kind[d].items())}}
+            d: _to_dict(method[d]) | {"by_kind": {k: _to_dict(s) for k, s in sorted(by_kind[d].items())}}
             for d in DIRECTIONS
         },
-        "aborted": {d: _brief(aborted[d]) for d in DIRECTIONS},
-        "redelivered": {d: _brief(redelivered[d]) for d in DIRECTIONS},
+        "aborted": {d: _to_dict(aborted[d]) for d in DIRECTIONS},
+        "redelivered": {d: _to_dict(redelivered[d]) for d in DIRECTIONS},
     }
 
 
-def _dir(key: Key) -> Direction:
+def _get_direction(key: Key) -> Direction:
     return "down" if key.direction == "down" else "up"
 
 
-def _brief(sums: Sums) -> dict[str, int]:
+def _to_dict(sums: Sums) -> dict[str, int]:
     return {"tensor": sums.tensor_bytes, "message": sums.message_bytes}
 
 
 @dataclass(frozen=True)
 class LedgerQuestion:
-    """Asked of every client when the run ends: what did you count?"""
+    """Down: asks a client for its ledger when the run ends."""
 
     note: str = part(Kind.ENVELOPE)
 
 
 @dataclass(frozen=True)
 class LedgerAnswer:
-    """A client's own rows, one JSON line each, and the kernel's counters of its connection."""
+    """Up: the client's rows, one JSON line each, and the kernel's counters of its connection."""
 
     rows: str = part(Kind.ENVELOPE)
     kernel_sent: int = part(Kind.ENVELOPE)
     kernel_received: int = part(Kind.ENVELOPE)
 
 
-def parsed(text: str) -> Rows:
-    """A client's rows, as it tells them; what can not be read tells nothing."""
+def parse_rows(text: str) -> Rows:
+    """Parses the rows that a client sent; malformed text gives no rows."""
     try:
         return dict(from_json(line) for line in text.splitlines())
     except (ValueError, TypeError, KeyError):
@@ -324,9 +324,9 @@ def parsed(text: str) -> Rows:
 
 
 def compare(server: Rows, client: Rows, client_id: int) -> dict[str, int]:
-    """Holds a client's rows against the server's: only completed attempts outside the session can be held.
+    """Compares a client's rows of completed attempts with the server's; the session is left out.
 
-    Rows that one side saw aborted, or that a client lost when it was killed, are counted and not compared.
+    Rows that only one side has (it saw them aborted, or was killed before it wrote them) are counted, not compared.
     """
     ours = {k: s for k, s in server.items() if k.client == client_id and k.phase != SESSION and not k.aborted}
     theirs = {k: s for k, s in client.items() if k.phase != SESSION and not k.aborted}

@@ -150,7 +150,7 @@ def _check_type(hint: Any) -> None:
     elif origin is list or (origin is tuple and args[1:] == (...,)):
         _check_type(args[0])
     elif not (hint is Tensor or hint is str or hint in _SCALARS):
-        raise TypeError(f"a message field can not be of type {hint}; see fedrpc/wire/message.py for what can")
+        raise TypeError(f"a message field cannot be of type {hint}; see fedrpc/wire/message.py for what can")
 
 
 def _default_kind(hint: Any) -> Kind | None:
@@ -216,7 +216,7 @@ def _plain(value: Any, path: str) -> Tensor:
     if not isinstance(value, Tensor):
         raise WireError(f"expected a tensor at '{path}', got {type(value).__name__}")
     if value.layout != torch.strided:
-        raise WireError(f"tensor '{path}' is {value.layout}, which can not travel; make it dense first")
+        raise WireError(f"tensor '{path}' is {value.layout}, which cannot be sent; make it dense first")
     # `conj` and `neg` bits are lazy views whose raw memory is not their value.
     return value.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
@@ -243,7 +243,7 @@ def _segment(hint: Any, key: Any) -> str:
         raise WireError(f"expected a name of type {hint.__name__}, got {key!r:.40}")
     text = str(int(key)) if hint is int else str(key)
     if "/" in text or not text:
-        raise WireError(f"a name on the wire can not be empty or have '/', got {text!r}")
+        raise WireError(f"a name on the wire cannot be empty or contain '/', got {text!r}")
     return text
 
 

@@ -1,6 +1,6 @@
-"""The kernel's own byte counters of this process's TCP connections, read without privileges.
+"""Reads the kernel's byte counters of this process's TCP connections, without privileges.
 
-gRPC does not hand out its sockets, but they are open files of this process: each is duplicated for the length of one
+gRPC does not expose its sockets, but they are open files of this process: each is duplicated for the length of one
 read (a duplicate held longer could suppress the FIN).
 """
 
@@ -20,7 +20,7 @@ _ACKED, _RECEIVED, _SENT, _RETRANS = 120, 128, 200, 208
 
 @dataclass(frozen=True)
 class Connection:
-    """One TCP connection's counters: every payload byte once, retransmissions left out."""
+    """One TCP connection's counters: every payload byte once, without retransmissions."""
 
     inode: int
     local_port: int
@@ -29,8 +29,8 @@ class Connection:
     received: int
 
 
-def connections() -> Iterator[Connection]:
-    """Every established TCP connection of this process; none where the kernel is not Linux."""
+def list_connections() -> Iterator[Connection]:
+    """Lists the established TCP connections of this process; none where the kernel is not Linux."""
     if not sys.platform.startswith("linux"):
         return
     for name in os.listdir("/proc/self/fd"):
@@ -39,7 +39,7 @@ def connections() -> Iterator[Connection]:
             if stat.S_ISSOCK(info.st_mode) and (found := _read(int(name), info.st_ino)):
                 yield found
         except OSError:
-            continue  # closed meanwhile, not TCP, or not connected
+            continue  # closed in the meantime, not TCP, or not connected
 
 
 def _read(fd: int, inode: int) -> Connection | None:
@@ -60,10 +60,10 @@ def _read(fd: int, inode: int) -> Connection | None:
 
 
 class Meter:
-    """Adds up all connections ever seen on one port, also those that are closed by now.
+    """Adds up all connections seen on one port, including those that have closed.
 
-    A connection's last bytes are lost when it closes between two reads, so `read` is called on every round and when
-    sessions end; what is open at the final snapshot is exact.
+    A connection's last bytes are lost when it closes between two reads, so `read` is called every second; connections
+    that are open at the final snapshot are exact.
 
     Args:
         port: The server's port.
@@ -73,12 +73,12 @@ class Meter:
     def __init__(self, port: int, *, local: bool) -> None:
         self._port, self._local = port, local
         self._seen: dict[int, Connection] = {}
-        self.note = ""  # says so when the counters are not exact
+        self.note = ""  # not empty when the counters are not exact
 
     def read(self) -> tuple[int, int]:
-        """Bytes (sent, received) so far."""
+        """Reads the bytes (sent, received) so far."""
         open_now = set()
-        for found in connections():
+        for found in list_connections():
             if (found.local_port if self._local else found.peer_port) == self._port:
                 self._seen[found.inode] = found
                 open_now.add(found.inode)

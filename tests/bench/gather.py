@@ -13,7 +13,7 @@ from typing import Any
 
 from fedrpc import config
 from fedrpc.methods import METHODS
-from fedrpc.server.summary import reported
+from fedrpc.server.summary import collect_reported
 
 SETTING = ("dataset", "partition", "model", "num_clients", "seed")
 ACCURACY = ("last10", "global", "best", "best_round", "class_variance", "client_mean", "client_variance")
@@ -34,7 +34,7 @@ def own_figures(run: Path) -> dict[str, Any]:
     """What the method wants seen, from the records."""
     settings = config.build(config.read_toml(run / "config.toml"))
     wanted = METHODS[settings.method]().reported(config.params_of(settings))
-    return {name: entry["value"] for name, entry in reported(wanted, records_of(run)).items()}
+    return {name: entry["value"] for name, entry in collect_reported(wanted, records_of(run)).items()}
 
 
 def evaluations_of(run: Path) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.bench.measures import MIB, sampled, show, status
 from tests.e2e.programs import Gates, Programs, settings
-from tests.e2e.rundir import RunDir, rows
+from tests.e2e.rundir import RunDir, read_rows
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -38,8 +38,8 @@ def test_server_memory_in_echo_rounds(tmp_path: Path, programs: Programs, script
         gates.wait(last)
     high, before = status(server.pid, "VmHWM"), max(values) - base
     gates.open(last)
-    server.completed(300)
-    seconds = [row["seconds"] for row in rows(out.path / "records.jsonl") if row["event"] == "round_finished"][:-1]
+    server.wait_for_success(300)
+    seconds = [row["seconds"] for row in read_rows(out.path / "records.jsonl") if row["event"] == "round_finished"][:-1]
     assert out.sums(kind="weights", direction="up")["tensor_bytes"] == MODEL_BYTES * NUM_CLIENTS * NUM_ROUNDS
     show(
         f"echo, {NUM_CLIENTS} clients x {MODEL_BYTES / 1e6:.1f} MB, {len(seconds)} rounds "

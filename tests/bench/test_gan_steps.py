@@ -19,7 +19,7 @@ import pytest
 
 from tests.bench.measures import show
 from tests.e2e.programs import Programs, settings
-from tests.e2e.rundir import RunDir, rows
+from tests.e2e.rundir import RunDir, read_rows
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -69,12 +69,12 @@ def _logged(text: str) -> dict[str, Any]:
 
 def _play(programs: Programs, out: Path, num_steps: int, **changes: Any) -> Spent:
     values = {"clients": NUM_CLIENTS, "rounds": 0, "train_size": 1000, "params__steps": num_steps, **changes}
-    run = programs.run(out, *settings(**values)).completed(900)
+    run = programs.run(out, *settings(**values)).wait_for_success(900)
     server = _logged(run.err)
     clients = [_logged((out / "clients" / str(client) / "client.log").read_text()) for client in range(NUM_CLIENTS)]
     assert RunDir(out).summary["ledger_check"]["clients"] == NUM_CLIENTS
     return Spent(
-        next(row["seconds"] for row in rows(out / "records.jsonl") if row["event"] == "setup_finished"),
+        next(row["seconds"] for row in read_rows(out / "records.jsonl") if row["event"] == "setup_finished"),
         server["total_s"],
         server["computing_s"],
         sum(client["total_s"] for client in clients),

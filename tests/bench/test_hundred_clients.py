@@ -30,7 +30,7 @@ def test_a_hundred_clients_fit_in_four_gibibytes(tmp_path: Path, scripts: Progra
             return sizes[-1][0]
 
         with sampled(read, 0.5):
-            run.completed(600)
+            run.wait_for_success(600)
     pss, uss, num_processes = max(sizes)
     show(
         f"{NUM_CLIENTS} clients (fedrpc run {' '.join(words)})",

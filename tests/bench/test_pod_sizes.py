@@ -64,9 +64,9 @@ def test_memory_of_pods_and_cpu_while_they_wait(tmp_path: Path, scripts: Program
     read()
     with sampled(read, 0.5):
         gates.open("server-0")
-        server.completed(PATIENCE_S)
+        server.wait_for_success(PATIENCE_S)
     for program in (single, shared, others):
-        program.completed(PATIENCE_S)
+        program.wait_for_success(PATIENCE_S)
     show(
         f"{clients} clients, fmnist-mini (make bench ARGS='-k pod_sizes')",
         {
@@ -99,8 +99,8 @@ def test_cpu_of_a_server_by_answers_and_bytes(
         wait_for("the last round begins", lambda: gates.pids(last), PATIENCE_S)
     taken = sum(process.cpu_times()[:2]) - base
     gates.open(last)
-    server.completed(PATIENCE_S)
-    a_pod.completed(PATIENCE_S)
+    server.wait_for_success(PATIENCE_S)
+    a_pod.wait_for_success(PATIENCE_S)
     sent = sum(RunDir(tmp_path / "run").sums(direction=d)["message_bytes"] for d in ("down", "up"))
     moved = sent * rounds / (rounds + 1)
     show(

@@ -29,7 +29,7 @@ def test_transport_overhead_of_a_large_model(tmp_path: Path, programs: Programs)
     for num_rounds in (FEW, MANY):
         out = RunDir(tmp_path / str(num_rounds))
         words = settings(method="echo", model="resnet18", clients=2, rounds=num_rounds, eval_every=1000)
-        programs.run(out.path, *words).completed(300)
+        programs.run(out.path, *words).wait_for_success(300)
         found[num_rounds] = _sizes(out)
     kernel, message = (many - few for many, few in zip(found[MANY], found[FEW], strict=True))
     rounds = MANY - FEW

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedrpc.wire.codec import Payload, decode, encode
-from fedrpc.wire.frames import Assembler, chunk_frames, read_file
+from fedrpc.wire.frames import Assembler, read_file, serialise_chunks
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import part
 from fedrpc.wire.v1 import coordinator_pb2 as pb
@@ -65,7 +65,7 @@ async def _send(payload: Payload, path: Path) -> None:
 
     async def frames() -> AsyncIterator[bytes]:
         yield pb.Frame(envelope=pb.Envelope(parts=payload.parts, digest=payload.digest)).SerializeToString()
-        for _, _, data in chunk_frames(payload):
+        for _, _, data in serialise_chunks(payload):
             yield data
 
     server = grpc.aio.server()

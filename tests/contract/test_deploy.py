@@ -277,11 +277,11 @@ def test_everything_is_on_one_node_in_development() -> None:
 
 
 def shown_names(tmp_path: Path) -> Iterator[str]:
-    """Every name under which the server shows a figure."""
+    """The names of all metrics that the server shows."""
     pytest.importorskip("prometheus_client", reason="prometheus-client, a dependency since lately, is not here")
     from prometheus_client import CollectorRegistry, ProcessCollector
 
-    from fedrpc.server.figures import Figures
+    from fedrpc.server.monitoring import RunMetrics
     from fedrpc.wire.kinds import Kind
     from fedrpc.wire.ledger import Attempt, LedgerFile
 
@@ -289,9 +289,9 @@ def shown_names(tmp_path: Path) -> Iterator[str]:
     book = LedgerFile(tmp_path)
     attempt = Attempt(0, "fit", "up", 0)
     attempt.add(Kind.WEIGHTS, 9)
-    book.book(attempt.closed())
-    shown: Any = Figures(build({}), "run", coordinator, roster, Mailbox(roster, LimitsConfig(), 0), book)  # type: ignore[arg-type]
-    shown.hear("round_finished", {"accuracy": 1.0, "loss": 1.0, "seconds": 1.0, "num_clients": 1})
+    book.book(attempt.close())
+    shown: Any = RunMetrics(build({}), "run", coordinator, roster, Mailbox(roster, LimitsConfig(), 0), book)  # type: ignore[arg-type]
+    shown.observe("round_finished", {"accuracy": 1.0, "loss": 1.0, "seconds": 1.0, "num_clients": 1})
     registry = CollectorRegistry()
     registry.register(shown)
     ProcessCollector(registry=registry)

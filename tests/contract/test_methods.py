@@ -25,7 +25,7 @@ from fedrpc.models.state import load
 from fedrpc.problem import Problem
 from fedrpc.report.words import describe_reported
 from fedrpc.server.rounds import ServerRound
-from fedrpc.server.summary import model_sha256
+from fedrpc.server.summary import hash_model
 from fedrpc.wire import stored
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import check_message
@@ -183,7 +183,7 @@ def test_a_round_that_is_played_again_asks_the_same_and_charges_nobody(method):
 
     def rows(federation: InMemoryFederation) -> list[int]:
         clients = range(federation.problem.config.clients)
-        return [len(federation.clients.store(client).privacy_rows(0)) for client in clients]
+        return [len(federation.clients.store(client).read_privacy_rows(0)) for client in clients]
 
     with InMemoryFederation(problem(method)) as federation:
         first, second, before, after = asyncio.run(twice(federation))
@@ -215,7 +215,7 @@ def test_a_round_in_which_everybody_abstains_leaves_the_state_and_goes_on(name):
 
 
 def model_after(run: Played, rounds: int) -> str:
-    return model_sha256(run.problem.method.model(run.states[rounds]))
+    return hash_model(run.problem.method.model(run.states[rounds]))
 
 
 def test_the_registry_and_the_toys_are_all_here():

@@ -66,5 +66,5 @@ def gates(tmp_path: Path) -> Gates:
 def finished(tmp_path_factory: pytest.TempPathFactory, shared_scripts: Programs) -> RunDir:
     """`fedrpc run` with nothing in its way; every other run of the same seed must come to its model."""
     out = tmp_path_factory.mktemp("finished") / "run"
-    shared_scripts.run(out, *settings()).completed()
+    shared_scripts.run(out, *settings()).wait_for_success()
     return RunDir(out)

@@ -58,7 +58,7 @@ def configuration(words: list[str]) -> RunConfig:
 
 
 def wait_for(what: str, condition: Callable[[], T | None], timeout_s: float = PATIENCE_S) -> T:
-    """What the condition gives once it is true; fails the test, saying what did not happen, when time is up."""
+    """Waits until a condition is true and returns its value; fails the test with `what` when time is up."""
     give_up = time.monotonic() + timeout_s
     while time.monotonic() < give_up:
         if found := condition():
@@ -67,8 +67,8 @@ def wait_for(what: str, condition: Callable[[], T | None], timeout_s: float = PA
     raise AssertionError(f"did not happen within {timeout_s:g} s: {what}")
 
 
-def free_port() -> int:
-    """A port that nobody listens on, below the range that outgoing connections take theirs from."""
+def find_free_port() -> int:
+    """Finds a port that nobody listens on, below the range of ephemeral ports."""
     for port in range(20_000 + os.getpid() % 5000, 32_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -78,7 +78,7 @@ def free_port() -> int:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The environment of every program: methods from outside, and no traces in a home folder."""
+    """The environment of every program: methods by entry point, and no files in a home folder."""
     info = folder / "outside" / "outside-0.1.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
@@ -123,15 +123,15 @@ class Program(ABC):
         return self._err.read_text()
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
-        """Its exit code, when it has ended."""
+        """Waits for its end and returns the exit code."""
         give_up = time.monotonic() + timeout_s
         while (code := self.code) is None:
             assert time.monotonic() < give_up, f"{self._stem.name} still runs after {timeout_s:g} s\n{self.err}"
             time.sleep(0.01)
         return code
 
-    def completed(self, timeout_s: float = PATIENCE_S) -> Program:
-        """Waits for it and checks that it ended well."""
+    def wait_for_success(self, timeout_s: float = PATIENCE_S) -> Program:
+        """Waits for its end and checks that it succeeded."""
         code = self.wait(timeout_s)
         assert code == 0, f"{self._stem.name} ended with {code}\n{self.out}\n{self.err}"
         assert "Traceback" not in self.err, self.err
@@ -159,23 +159,23 @@ class Program(ABC):
                     process.kill()
         self.wait()
 
-    def logged(self, event: str) -> list[dict[str, Any]]:
-        """Its log lines of one event."""
+    def read_log(self, event: str) -> list[dict[str, Any]]:
+        """Reads its log lines of one event."""
         lines = [line for line in self.err.splitlines(keepends=True) if line.startswith("{") and line.endswith("\n")]
         return [row for row in map(json.loads, lines) if row["event"] == event]
 
     def address(self) -> str:
-        """Where a server listens, once it does."""
+        """Waits until a server listens and returns its address."""
 
         def found() -> str | None:
             assert self.code is None, f"ended with {self.code}:\n{self.err}"
-            return next((row["address"] for row in self.logged("listening")), None)
+            return next((row["address"] for row in self.read_log("listening")), None)
 
         return wait_for("the server listens", found)
 
-    def joined(self, times: int = 1) -> None:
-        """Waits until a client has joined so many times."""
-        wait_for(f"the client joins {times} times", lambda: len(self.logged("joined")) >= times)
+    def wait_for_join(self, times: int = 1) -> None:
+        """Waits until a client has joined that many times."""
+        wait_for(f"the client joins {times} times", lambda: len(self.read_log("joined")) >= times)
 
 
 class Script(Program):
@@ -242,17 +242,17 @@ for line in sys.stdin:
 
 
 class Preloaded:
-    """A process that has everything imported, and forks programs that start at once.
+    """A process that has imported everything and forks programs, which start at once.
 
-    They are processes of their own as much as the console scripts are: the same entry points, their own output,
-    sockets and signals. Only the seconds that importing torch takes are spent once.
+    They are separate processes like the console scripts: the same entry points, their own output, sockets and signals.
+    Only the import of torch, which takes seconds, happens once.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._process = subprocess.Popen([sys.executable, "-c", _PRELOADED], stdin=subprocess.PIPE, env=env, text=True)
 
     def order(self, name: str, words: list[str], stem: Path, env: Mapping[str, str]) -> None:
-        """Has a program started; files that begin with `stem` tell of it."""
+        """Orders the start of a program; files that begin with `stem` have its process id, output and exit code."""
         assert self._process.stdin
         order = {"name": name, "words": words, "stem": str(stem), "env": dict(env)}
         self._process.stdin.write(json.dumps(order) + "\n")
@@ -298,7 +298,7 @@ class Programs:
         self._started: list[Program] = []
 
     def start(self, name: str, *words: str | Path, env: Mapping[str, str] | None = None) -> Program:
-        """Starts one program, with `env` beside its environment."""
+        """Starts one program, with `env` added to its environment."""
         plain = [str(word) for word in words]
         program: Program
         if self._preloaded:
@@ -332,34 +332,34 @@ class Programs:
 
 
 class Gates:
-    """Places in the methods of `outside.py` where a process waits until the test lets it pass."""
+    """Points in the methods of `outside.py` where a process waits until the test opens the gate."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
 
     def shut(self, *names: str) -> None:
-        """Has whoever comes to a gate wait; names are server-ROUND and client-ID-ROUND."""
+        """Makes processes wait at these gates; names are server-ROUND and client-ID-ROUND."""
         for name in names:
             (self.folder / f"{name}.shut").touch()
 
     def open(self, *names: str) -> None:
-        """Lets them pass."""
+        """Opens gates."""
         for name in names:
             (self.folder / f"{name}.shut").unlink()
 
     def open_all(self) -> None:
-        """Lets everybody pass."""
+        """Opens all gates."""
         for path in self.folder.glob("*.shut"):
             path.unlink()
 
     def pids(self, name: str) -> list[int]:
-        """Who came to a gate, in order: one process id for each time."""
+        """The processes that reached a gate, in order: one id for each time."""
         path = self.folder / f"{name}.reached"
         return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def wait(self, name: str, times: int = 1) -> int:
-        """Waits until somebody came; returns the last one's process id."""
+        """Waits until a gate is reached; returns the id of the last process that did."""
         return (
             wait_for(f"gate {name} is reached {times} times", lambda: len(self.pids(name)) >= times)
             and self.pids(name)[-1]

@@ -1,7 +1,7 @@
-"""A TCP proxy that counts and keeps every byte, and can stop in the middle of an upload.
+"""A TCP proxy that records every byte, and can stop in the middle of an upload.
 
-A byte counts up when it was handed to the server's side, and down when it was read from there: what the proxy counts
-is what the server's kernel counts.
+A byte up counts when it was written to the server's socket, a byte down when it was read from there: the proxy counts
+what the server's kernel counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
-_PREFACE_BYTES = 24  # what an HTTP/2 client says first
+_PREFACE_BYTES = 24  # how an HTTP/2 client begins
 _DATA = 0x0
 
 
@@ -27,9 +27,9 @@ class Connection:
     marks: list[tuple[int, int]] = field(default_factory=list)  # (down, up) so far, before each piece that came down
 
     def farewell(self) -> tuple[int, int]:
-        """Bytes (down, up) before the server said that the run is over; raises when it never did.
+        """Bytes (down, up) before the server announced the end of the run; raises when it never did.
 
-        Whatever follows, on both sides, is caused by that word: Idle{finished} and its trailers, GOAWAY, the end.
+        All later bytes follow from that: Idle{finished} and its trailers, GOAWAY, the end.
         """
         ended = next(number for number, idle in _idles(bytes(self.down)) if idle.finished)
         down = next(offset for offset, _, number, _ in http2_frames(bytes(self.down)) if number == ended)
@@ -37,7 +37,7 @@ class Connection:
 
 
 def http2_frames(stream: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """The whole frames of one direction, as (offset, type, stream number, payload)."""
+    """Yields the complete frames of one direction, as (offset, type, stream number, payload)."""
     offset = _PREFACE_BYTES if stream.startswith(b"PRI * HTTP/2") else 0
     while offset + 9 <= len(stream):
         size = int.from_bytes(stream[offset : offset + 3], "big")
@@ -58,11 +58,11 @@ def _idles(stream: bytes) -> Iterator[tuple[int, pb.Idle]]:
 
 
 class Proxy:
-    """Listens on a port of its own and passes everything on to the server.
+    """Listens on a port of its own and forwards everything to the server.
 
     Args:
         server: HOST:PORT; nobody need listen there yet.
-        hold_after: Stop passing on, in each connection, after so many bytes up.
+        hold_after: Stop forwarding, in each connection, after this many bytes up.
     """
 
     def __init__(self, server: str, hold_after: int | None = None) -> None:
@@ -117,7 +117,7 @@ class Proxy:
             connection.up += data
             writer.write(data)
             await writer.drain()
-        writer.close()  # passed on: the other direction ends when the other side has heard
+        writer.close()  # forwards the end: the other direction ends when the other side has seen it
 
     async def _down(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
@@ -128,7 +128,7 @@ class Proxy:
         writer.close()
 
     def pass_on(self) -> None:
-        """Holds nothing back from now on, and cuts what was held: as if the sender's machine had lost its power."""
+        """Stops holding bytes back and cuts the held connections, as if the sender's machine had lost its power."""
         self._hold_after = None
         self._call(self._cut())
 

@@ -1,4 +1,4 @@
-"""Speaks the wire with bare bytes, as a client of another make would, or one that means no good."""
+"""Speaks the wire in raw bytes, as another implementation or a hostile client would."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class RawClient:
         return pb.SubmitResponse.FromString(self.submit_bytes(frame.SerializeToString() for frame in frames))
 
 
-def refusal(call: Any, *args: Any, **kwargs: Any) -> tuple[grpc.StatusCode, str]:
-    """The status and the words that a call ends with, which must not succeed."""
+def catch_refusal(call: Any, *args: Any, **kwargs: Any) -> tuple[grpc.StatusCode, str]:
+    """Calls a function that must be refused; returns the status and the message."""
     try:
         result = call(*args, **kwargs)
         if hasattr(result, "__next__"):

@@ -1,4 +1,4 @@
-"""Reads a run directory as a tool would: only by what its files promise."""
+"""Reads a run directory as a tool would: only by the contract of its files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 LEDGER_KEY = ("round", "phase", "kind", "direction", "client", "attempt", "aborted")
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[dict[str, Any]]:
     """The lines of a JSONL file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -30,22 +30,22 @@ class RunDir:
 
     @property
     def model_sha256(self) -> str:
-        """What the run came to."""
+        """The final model's hash."""
         return self.summary["model_sha256"]
 
     @property
     def ledger(self) -> list[dict[str, Any]]:
         """ledger.jsonl."""
-        return rows(self.path / "ledger.jsonl")
+        return read_rows(self.path / "ledger.jsonl")
 
     @property
     def privacy(self) -> list[dict[str, Any]]:
         """privacy.jsonl."""
-        return rows(self.path / "privacy.jsonl")
+        return read_rows(self.path / "privacy.jsonl")
 
     @property
     def journal(self) -> list[dict[str, Any]]:
-        """The ledger's rows of the round that is being played."""
+        """The ledger's rows of the current round."""
         lines = (self.path / "ledger.partial.jsonl").read_text().splitlines(keepends=True)
         return [row for row in (json.loads(line) for line in lines if line.endswith("\n")) if "client" in row]
 
@@ -55,12 +55,12 @@ class RunDir:
         path = self.path / "checkpoints" / "manifest.json"
         return json.loads(path.read_text())["round"] if path.exists() else -2
 
-    def spooled(self) -> int:
-        """How many replies of the round under way wait on disk, whole; small ones share a file and do not count."""
+    def count_spooled(self) -> int:
+        """Counts the complete replies of the current round on disk; small ones share a file and do not count."""
         return sum(path.suffix not in (".part", ".log") for path in self.path.glob("spool/*/*"))
 
     def sums(self, **where: Any) -> dict[str, int]:
-        """The bytes of the ledger rows that match."""
+        """Sums the bytes of the ledger rows that match."""
         out = Counter({"tensor_bytes": 0, "message_bytes": 0, "messages": 0})
         for row in self.ledger:
             if all(row[name] == value for name, value in where.items()):
@@ -68,32 +68,32 @@ class RunDir:
         return dict(out)
 
     def attempts(self, **where: Any) -> list[int]:
-        """The attempts that the matching ledger rows tell of."""
+        """Lists the attempts of the matching ledger rows."""
         return sorted({row["attempt"] for row in self.ledger if all(row[k] == v for k, v in where.items())})
 
 
-def repeated_ledger_keys(run: RunDir) -> list[tuple[Any, ...]]:
-    """Keys that more than one row of the ledger has."""
+def find_repeated_ledger_keys(run: RunDir) -> list[tuple[Any, ...]]:
+    """Finds keys that more than one row of the ledger has."""
     counts = Counter(tuple(row[name] for name in LEDGER_KEY) for row in run.ledger)
     return [key for key, count in counts.items() if count > 1]
 
 
-def repeated_releases(run: RunDir) -> list[tuple[Any, ...]]:
-    """Releases that were charged more than once."""
+def find_repeated_releases(run: RunDir) -> list[tuple[Any, ...]]:
+    """Finds releases that were charged more than once."""
     names = ("client", "round", "phase", "step", "kind")
     counts = Counter(tuple(row[name] for name in names) for row in run.privacy)
     return [key for key, count in counts.items() if count > 1]
 
 
-def broken_links(run: RunDir) -> Iterator[str]:
-    """What is wrong with the hash chains of privacy.jsonl, recomputed from the rows alone."""
+def find_broken_links(run: RunDir) -> Iterator[str]:
+    """Yields what is wrong with the hash chains of privacy.jsonl, recomputed from the rows alone."""
     heads: dict[int, tuple[int, bytes]] = {}
     for row in run.privacy:
         count, head = heads.get(row["client"], (0, bytes(32)))
         body = {name: value for name, value in row.items() if name != "hash"}
         digest = hashlib.sha256(head + json.dumps(body, separators=(",", ":")).encode()).digest()
         if row["index"] != count:
-            yield f"client {row['client']}: index {row['index']} where {count} was due"
+            yield f"client {row['client']}: index {row['index']}, expected {count}"
         if row["previous"] != head.hex():
             yield f"client {row['client']}: row {count} does not name its predecessor"
         if row["hash"] != digest.hex():

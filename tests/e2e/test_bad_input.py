@@ -17,8 +17,8 @@ import pytest
 
 from fedrpc.problem import Problem
 from fedrpc.wire.v1 import coordinator_pb2 as pb
-from tests.e2e.programs import Program, Programs, configuration, free_port, settings, wait_for
-from tests.e2e.rawclient import SERVICE, RawClient, refusal
+from tests.e2e.programs import Program, Programs, configuration, find_free_port, settings, wait_for
+from tests.e2e.rawclient import SERVICE, RawClient, catch_refusal
 from tests.e2e.rundir import RunDir
 
 pytestmark = pytest.mark.timeout(180)
@@ -113,7 +113,7 @@ def test_fedrpc_server(words: str, code: int, said: str, files: Path, programs: 
         ("--server localhost.example.org:1", CONFIG, "localhost.example.org:1 is not loopback"),
         ("--server 127.0.0.1", CONFIG, "--server takes HOST:PORT"),
         ("--server 127.0.0.1:1 --client-id -1", USAGE, "--client-id"),
-        ("--server 127.0.0.1:1 --state-dir file", CONFIG, "can not write; file; --state-dir"),
+        ("--server 127.0.0.1:1 --state-dir file", CONFIG, "cannot write; file; --state-dir"),
         ("--server 127.0.0.1:1 --tls-ca no.pem", CONFIG, "cannot read the certificate; no.pem"),
         ("--server 127.0.0.1:1 --tls-ca file", CONFIG, "file holds no CA certificate"),
         ("--server 127.0.0.1:1 --tls-cert file --tls-key file", CONFIG, "--tls-ca"),
@@ -133,8 +133,8 @@ def test_fedrpc_client(words: str, code: int, said: str, files: Path, programs: 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("file", "can not write; file"),
-        ("file/run", "can not write; Not a directory"),
+        ("file", "cannot write; file"),
+        ("file/run", "cannot write; Not a directory"),
         ("foreign", "is not empty and holds no run"),
     ],
 )
@@ -184,7 +184,7 @@ def test_a_directory_that_another_server_works_in(copied: RunDir, programs: Prog
     with (copied.path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ended = programs.start("fedrpc", "run", "--out", copied.path, *settings(rounds=4))
-        assert_one_line(ended, UNAVAILABLE, "another server is at work in")
+        assert_one_line(ended, UNAVAILABLE, "another server uses")
 
 
 # The console scripts themselves, one mistake each
@@ -197,10 +197,10 @@ def test_the_scripts_say_the_same(tmp_path: Path, scripts: Programs) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         run = scripts.start("fedrpc", "run", "--method", "fedavgg", "--out", tmp_path / "run")
         server = scripts.server(tmp_path / "served", *settings(), listen=address)
-        nobody = f"127.0.0.1:{free_port()}"
+        nobody = f"127.0.0.1:{find_free_port()}"
         client = scripts.client(nobody, 0, tmp_path / "state", "--wait-s", "1")
         assert_one_line(run, CONFIG, "unknown method 'fedavgg'", "Did you mean 'fedavg'?")
-        assert_one_line(server, UNAVAILABLE, f"can not listen on {address}", "in use", "--listen")
+        assert_one_line(server, UNAVAILABLE, f"cannot listen on {address}", "in use", "--listen")
     said = (f"no fedrpc server answers at {nobody}", "Connection refused", "gave up after 1 s (--wait-s)")
     assert_one_line(client, UNAVAILABLE, *said)
 
@@ -228,9 +228,9 @@ def test_a_client_id_out_of_range(waiting: Program, tmp_path: Path, programs: Pr
 
 
 def test_a_client_id_that_a_live_client_holds(waiting: Program, tmp_path: Path, programs: Programs) -> None:
-    programs.client(waiting.address(), 0, tmp_path / "state").joined()
+    programs.client(waiting.address(), 0, tmp_path / "state").wait_for_join()
     ended = _client(programs, waiting.address(), 0, tmp_path / "other")
-    assert_one_line(ended, UNAVAILABLE, "client id 0 is held by another live client")
+    assert_one_line(ended, UNAVAILABLE, "client id 0 is used by another live client")
     ended = _client(programs, waiting.address(), 0, tmp_path / "state")
     assert_one_line(ended, CONFIG, "client 0 is already running with the state folder", "--state-dir")
 
@@ -238,8 +238,8 @@ def test_a_client_id_that_a_live_client_holds(waiting: Program, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("changes", "code", "said"),
     [
-        ({"schema_digest": b"\1" * 32}, grpc.StatusCode.FAILED_PRECONDITION, "the wire differs; 010101010101"),
-        ({"schema_digest": b""}, grpc.StatusCode.FAILED_PRECONDITION, "the wire differs; none"),
+        ({"schema_digest": b"\1" * 32}, grpc.StatusCode.FAILED_PRECONDITION, "the wire schema differs; 010101010101"),
+        ({"schema_digest": b""}, grpc.StatusCode.FAILED_PRECONDITION, "the wire schema differs; none"),
         (
             {"package_version": "9.9", "schema_digest": b"\1"},
             grpc.StatusCode.FAILED_PRECONDITION,
@@ -254,7 +254,7 @@ def test_a_wire_that_differs_is_refused_at_join(
 ) -> None:
     client = changes.pop("client_id", 1)
     with RawClient(waiting.address()) as raw:
-        got, words = refusal(raw.join, client, **changes)
+        got, words = catch_refusal(raw.join, client, **changes)
     assert got == code
     for word in said.split("; "):
         assert word in words
@@ -263,7 +263,7 @@ def test_a_wire_that_differs_is_refused_at_join(
 def test_another_version_with_the_same_wire_is_welcome(waiting: Program) -> None:
     with RawClient(waiting.address()) as raw:
         assert raw.join(1, package_version="0.0.1").session
-    wait_for("the server notes it", lambda: [r for r in waiting.logged("version_skew") if r["theirs"] == "0.0.1"])
+    wait_for("the server notes it", lambda: [r for r in waiting.read_log("version_skew") if r["theirs"] == "0.0.1"])
 
 
 class _Fake(grpc.GenericRpcHandler):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from fedrpc.config import build, read_toml
-from tests.e2e.programs import NUM_CLIENTS, Program, Programs, free_port, wait_for
+from tests.e2e.programs import NUM_CLIENTS, Program, Programs, find_free_port, wait_for
 from tests.e2e.proxy import Proxy
 from tests.e2e.rundir import RunDir
 
@@ -29,17 +29,17 @@ class ByHand:
 def by_hand(tmp_path_factory: pytest.TempPathFactory, shared_scripts: Programs, finished: RunDir) -> Iterator[ByHand]:
     """Two clients before the server, one after it; the server is told what to do by the other run's config.toml."""
     folder = tmp_path_factory.mktemp("by_hand")
-    listen = f"127.0.0.1:{free_port()}"
+    listen = f"127.0.0.1:{find_free_port()}"
     proxy = Proxy(listen)
     early = [
         shared_scripts.client(proxy.address, client, folder / "state") for client in reversed(range(1, NUM_CLIENTS))
     ]
     for client in early:
-        wait_for("a client looks for its server", lambda c=client: c.logged("waiting_for_server"))
+        wait_for("a client looks for its server", lambda c=client: c.read_log("waiting_for_server"))
     server = shared_scripts.server(folder / "run", "--config", finished.path / "config.toml", listen=listen)
     late = shared_scripts.client(server.address() and proxy.address, 0, folder / "state")
     for program in (server, late, *early):
-        program.completed()
+        program.wait_for_success()
     yield ByHand(RunDir(folder / "run"), proxy, server, [late, *early])
     proxy.close()
 
@@ -52,7 +52,7 @@ def test_the_model_is_that_of_a_local_run(by_hand: ByHand, finished: RunDir) -> 
 def test_the_server_prints_the_table_and_clients_say_how_it_ended(by_hand: ByHand) -> None:
     assert by_hand.out.model_sha256[:16] in by_hand.server.out
     for client in by_hand.clients:
-        assert [row["reason"] for row in client.logged("finished")] == ["the run is complete"]
+        assert [row["reason"] for row in client.read_log("finished")] == ["the run is complete"]
 
 
 def test_both_ledgers_agree(by_hand: ByHand, finished: RunDir) -> None:

@@ -18,7 +18,7 @@ from fedrpc.deploy.render import configuration, manifests
 from fedrpc.deploy.shape import Deployment
 from fedrpc.server.app import SERVICE
 from tests.e2e import containers
-from tests.e2e.programs import NUM_CLIENTS, Gates, Program, Programs, free_port, settings, wait_for
+from tests.e2e.programs import NUM_CLIENTS, Gates, Program, Programs, find_free_port, settings, wait_for
 from tests.e2e.rundir import RunDir
 from tests.e2e.test_faults import gone
 
@@ -52,9 +52,9 @@ def test_probes_before_and_after_readiness_and_at_the_end(tmp_path: Path, progra
     words = settings(method="gated", params__gates=str(gates.folder))
     server = programs.server(tmp_path / "run", "--health-listen", "127.0.0.1:0", *words)
     gates.wait("load")
-    [row] = server.logged("health")
+    [row] = server.read_log("health")
     assert (asked(row["address"], ""), asked(row["address"], SERVICE)) == ("SERVING", "NOT_SERVING")
-    assert not server.logged("listening")
+    assert not server.read_log("listening")
     gates.open("load")
     server.address()
     wait_for("it is ready", lambda: asked(row["address"], SERVICE) == "SERVING")
@@ -79,11 +79,11 @@ def figure(address: str, name: str) -> float:
 def test_a_server_stays_after_the_end_and_tells_late_clients(tmp_path: Path, programs: Programs) -> None:
     """Its figures are those of the run directory, and a server that is started anew, as after an eviction, knows."""
     pytest.importorskip("prometheus_client")
-    out, metrics = RunDir(tmp_path / "run"), f"127.0.0.1:{free_port()}"
+    out, metrics = RunDir(tmp_path / "run"), f"127.0.0.1:{find_free_port()}"
     words = ["--linger", "--metrics-listen", metrics, *settings(clients=1, rounds=2)]
     server = programs.server(out.path, *words)
-    programs.client(server.address(), 0, tmp_path / "state").completed()
-    wait_for("the server lingers", lambda: server.logged("lingering"))
+    programs.client(server.address(), 0, tmp_path / "state").wait_for_success()
+    wait_for("the server lingers", lambda: server.read_log("lingering"))
     assert server.code is None
     assert (out.path / "report.html").exists(), "the run directory is whole, though the server has not ended"
     assert figure(metrics, "fedrpc_rounds_finished") == 2
@@ -92,13 +92,13 @@ def test_a_server_stays_after_the_end_and_tells_late_clients(tmp_path: Path, pro
         assert figure(metrics, f'fedrpc_message_bytes_total{{direction="{direction}",kind="weights"}}') == wanted
     assert figure(metrics, "fedrpc_accuracy_percent") == pytest.approx(out.summary["accuracy"]["global"])
     for life in range(2):
-        late = programs.client(server.address(), 0, tmp_path / f"other-{life}").completed()
-        assert [row["reason"] for row in late.logged("finished")] == ["the run is complete"]
+        late = programs.client(server.address(), 0, tmp_path / f"other-{life}").wait_for_success()
+        assert [row["reason"] for row in late.read_log("finished")] == ["the run is complete"]
         server.send(signal.SIGTERM)
         assert server.wait(30) == 143
         if life == 0:
             server = programs.server(out.path, *words)
-            wait_for("it knows", lambda now=server: now.logged("already_finished") and now.logged("lingering"))
+            wait_for("it knows", lambda now=server: now.read_log("already_finished") and now.read_log("lingering"))
             assert figure(metrics, "fedrpc_rounds_finished") == 2
 
 
@@ -117,24 +117,24 @@ def test_pods_of_several_clients_come_to_the_same_model(tmp_path: Path, programs
     server = programs.server(out.path, *settings())
     words = ("--clients-per-pod", "2", "--clients", str(NUM_CLIENTS))
     first = pod(programs, 0, server.address(), tmp_path / "state-0", *words)
-    wait_for("both clients join", lambda: {row["client"] for row in first.logged("joined")} == {0, 1})
+    wait_for("both clients join", lambda: {row["client"] for row in first.read_log("joined")} == {0, 1})
     children = psutil.Process(first.pid).children()
     assert len(children) == 2
     children[0].kill()
-    wait_for("the pod sees it", lambda: first.logged("client_restarted"))
-    wait_for("the client joins again", lambda: len(first.logged("joined")) == 3)
+    wait_for("the pod sees it", lambda: first.read_log("client_restarted"))
+    wait_for("the client joins again", lambda: len(first.read_log("joined")) == 3)
     last = pod(programs, 1, server.address(), tmp_path / "state-1", *words)
     for program in (server, first, last):
-        program.completed()
+        program.wait_for_success()
     assert out.model_sha256 == finished.model_sha256
-    assert {row["client"] for row in last.logged("joined")} == {2}
-    assert [row["code"] for row in first.logged("client_restarted")] == [137]
+    assert {row["client"] for row in last.read_log("joined")} == {2}
+    assert [row["code"] for row in first.read_log("client_restarted")] == [137]
 
 
 def test_a_pod_ends_with_all_its_clients_at_a_signal(tmp_path: Path, programs: Programs) -> None:
     words = ("--clients-per-pod", "3", "--clients", "3")
-    started = pod(programs, 0, f"127.0.0.1:{free_port()}", tmp_path / "state", *words)
-    wait_for("all look for their server", lambda: len(started.logged("waiting_for_server")) == 3)
+    started = pod(programs, 0, f"127.0.0.1:{find_free_port()}", tmp_path / "state", *words)
+    wait_for("all look for their server", lambda: len(started.read_log("waiting_for_server")) == 3)
     everybody = started.descendants()
     assert len(everybody) == 4
     started.send(signal.SIGTERM)
@@ -154,13 +154,13 @@ def test_a_pod_ends_with_all_its_clients_at_a_signal(tmp_path: Path, programs: P
     ],
 )
 def test_exit_codes_of_a_pod(index: str, words: list[str], code: int, tmp_path: Path, programs: Programs) -> None:
-    named = ("--server", f"127.0.0.1:{free_port()}", "--state-dir", tmp_path, *words)
+    named = ("--server", f"127.0.0.1:{find_free_port()}", "--state-dir", tmp_path, *words)
     assert programs.start("fedrpc-client", *named, env={INDEX: index}).wait() == code
 
 
 def test_a_signal_is_heeded_from_early_on(tmp_path: Path, scripts: Programs) -> None:
     """The first process of a container has no default: before torch is loaded there must be a handler."""
-    client = scripts.client(f"127.0.0.1:{free_port()}", 0, tmp_path / "state")
+    client = scripts.client(f"127.0.0.1:{find_free_port()}", 0, tmp_path / "state")
 
     def caught() -> bool:
         [line] = [line for line in Path(f"/proc/{client.pid}/status").read_text().splitlines() if "SigCgt" in line]
@@ -196,9 +196,9 @@ def test_manifests_run_on_a_read_only_root_as_any_user(network: containers.Netwo
     files = {"/config/run.toml": objects["ConfigMap"]["data"]["run.toml"]}
     server = network.start("server", parts["server"], 1_000_650_000, files)
     client = network.start("client", parts["client"], 10001, {}, JOB_COMPLETION_INDEX="0")
-    client.completed(150)
-    wait_for("the server lingers", lambda: server.logged("lingering"))
-    [row] = server.logged("health")
+    client.wait_for_success(150)
+    wait_for("the server lingers", lambda: server.read_log("lingering"))
+    [row] = server.read_log("health")
     assert row["address"].endswith(f":{parts['server']['readinessProbe']['grpc']['port']}")
     server.send(signal.SIGTERM)
     assert server.wait(60) == 143
@@ -222,5 +222,5 @@ def test_a_write_elsewhere_would_be_noticed(network: containers.Network) -> None
             {"name": "config", "mountPath": "/config", "readOnly": True},
         ],
     }
-    ended = network.start("tried", tried, 4321, {}).completed()
+    ended = network.start("tried", tried, 4321, {}).wait_for_success()
     assert ended.out.split() == ["/runs", "4321"]

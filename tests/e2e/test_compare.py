@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.e2e.programs import Gates, Program, Programs, settings
-from tests.e2e.rundir import RunDir, repeated_ledger_keys
+from tests.e2e.rundir import RunDir, find_repeated_ledger_keys
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -49,7 +49,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs
     stopped.wait()
     gates.open_all()
     done = shared_programs.start("fedrpc", "compare", "--methods", "gated", "--out", out, *words)
-    return Compared(out, words, stopped, first, done.completed())
+    return Compared(out, words, stopped, first, done.wait_for_success())
 
 
 def test_a_stopped_comparison_ends_at_once_and_compares_nothing(compared: Compared) -> None:
@@ -58,13 +58,13 @@ def test_a_stopped_comparison_ends_at_once_and_compares_nothing(compared: Compar
 
 
 def test_the_same_command_leaves_what_is_finished_and_goes_on_with_the_rest(compared: Compared) -> None:
-    assert [row["method"] for row in compared.stopped.logged("starts")] == ["fedavg", "gated"]
-    assert [row["method"] for row in compared.done.logged("finished_already")] == ["fedavg"]
-    assert [row["method"] for row in compared.done.logged("resumes")] == ["gated"]
-    played = [(row["method"], row["round"]) for row in compared.done.logged("round_finished")]
+    assert [row["method"] for row in compared.stopped.read_log("starts")] == ["fedavg", "gated"]
+    assert [row["method"] for row in compared.done.read_log("finished_already")] == ["fedavg"]
+    assert [row["method"] for row in compared.done.read_log("resumes")] == ["gated"]
+    played = [(row["method"], row["round"]) for row in compared.done.read_log("round_finished")]
     assert played == [("gated", 1)], "round 0 was durable"
     assert files(compared.out / "fedavg") == compared.first
-    assert repeated_ledger_keys(RunDir(compared.out / "gated")) == []
+    assert find_repeated_ledger_keys(RunDir(compared.out / "gated")) == []
 
 
 def test_all_start_from_the_same_model_split_and_cohorts(compared: Compared) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.programs import NUM_CLIENTS, NUM_ROUNDS, Gates, Programs, free_port, settings, wait_for
+from tests.e2e.programs import NUM_CLIENTS, NUM_ROUNDS, Gates, Programs, find_free_port, settings, wait_for
 from tests.e2e.proxy import Proxy
-from tests.e2e.rundir import RunDir, broken_links, repeated_ledger_keys, repeated_releases, rows
+from tests.e2e.rundir import RunDir, find_broken_links, find_repeated_ledger_keys, find_repeated_releases, read_rows
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -23,12 +23,12 @@ LARGE = 4 * ((784 + 1) * 2900 + (2900 + 1) * 10)  # bytes of the wide network: n
 
 def assert_sound(run: RunDir) -> None:
     """What holds of every run, however it went."""
-    assert repeated_ledger_keys(run) == []
-    assert repeated_releases(run) == []
-    assert list(broken_links(run)) == []
+    assert find_repeated_ledger_keys(run) == []
+    assert find_repeated_releases(run) == []
+    assert list(find_broken_links(run)) == []
     check = run.summary["ledger_check"]
     assert (check["missing"], check["differing"], check["only_client"]) == (0, 0, 0)
-    finished = [row for row in rows(run.path / "records.jsonl") if row["event"] == "round_finished"]
+    finished = [row for row in read_rows(run.path / "records.jsonl") if row["event"] == "round_finished"]
     assert [row["round"] for row in finished] == list(range(run.summary["num_rounds"]))
     assert all(row["num_clients"] == NUM_CLIENTS for row in finished)
     for direction in ("down", "up"):
@@ -73,9 +73,9 @@ def test_a_client_is_killed_in_the_middle_of_an_upload(
     proxy.pass_on()
     wait_for("the server gives the broken upload up", lambda: not _largest_part(out))
     programs.client(proxy.address, 1, tmp_path / "state")
-    server.completed()
+    server.wait_for_success()
 
-    undisturbed.completed()
+    undisturbed.wait_for_success()
     assert out.model_sha256 == RunDir(tmp_path / "undisturbed").model_sha256
     assert_sound(out)
     assert [len(gates.pids(f"client-{client}-0")) for client in range(NUM_CLIENTS)] == [1, 1, 1], "answers are kept"
@@ -110,12 +110,12 @@ def test_a_client_is_killed_in_the_middle_of_training(
         os.kill(gates.wait(name), signal.SIGKILL)
         gates.wait(name, times=2)  # the launcher has started it again
         gates.open(name)
-    run.completed()
+    run.wait_for_success()
     assert out.model_sha256 == finished.model_sha256
     assert_sound(out)
     assert out.attempts(client=1, round=0, phase="fit", direction="down") == [0, 1]
     assert out.attempts(client=1, round=0, phase="fit", direction="up") == [0]
-    assert len(run.logged("client_restarted")) == 2
+    assert len(run.read_log("client_restarted")) == 2
 
 
 def test_the_server_is_killed_between_rounds(
@@ -134,7 +134,7 @@ def test_the_server_is_killed_between_rounds(
     assert "Traceback" not in run.err
 
     gates.open_all()
-    programs.run(out.path, *words).completed()
+    programs.run(out.path, *words).wait_for_success()
     assert out.model_sha256 == finished.model_sha256
     assert_sound(out)
     for client in range(NUM_CLIENTS):
@@ -166,21 +166,21 @@ def test_the_server_ends_twice_in_the_middle_of_rounds_and_clients_stay(
     """By hand: killed with two replies spooled, then asked to end; clients wait for it and lose nothing."""
     out = RunDir(tmp_path / "run")
     words = settings(method="gated", params__gates=str(gates.folder))
-    listen = f"127.0.0.1:{free_port()}"
+    listen = f"127.0.0.1:{find_free_port()}"
     gates.shut("client-2-1", "client-2-2")
     server = programs.server(out.path, *words, listen=listen)
     clients = programs.clients(server.address(), NUM_CLIENTS, tmp_path / "state")
     for end, code, round_index in ((signal.SIGKILL, -9, 1), (signal.SIGTERM, 128 + signal.SIGTERM, 2)):
         gates.wait(f"client-2-{round_index}")
-        wait_for("two replies wait on disk", lambda: out.spooled() == 2)
+        wait_for("two replies wait on disk", lambda: out.count_spooled() == 2)
         server.send(end)
         assert server.wait() == code
         assert out.durable_round == round_index - 1
-        assert out.spooled() == 2
+        assert out.count_spooled() == 2
         server = programs.server(out.path, *words, listen=listen)
         wait_for("client 2 is asked again", lambda r=round_index: _deliveries(out, 2, r) == 2)
         gates.open(f"client-2-{round_index}")
-    server.completed()
+    server.wait_for_success()
     assert [client.wait() for client in clients] == [0, 0, 0]
 
     assert out.model_sha256 == finished.model_sha256
@@ -207,7 +207,7 @@ def test_a_round_below_quorum_ends_the_server_and_can_be_played_again(
     """Client 2 is late, hears that its task was withdrawn, and is asked the same again before it has stopped."""
     out = RunDir(tmp_path / "run")
     words = settings(method="gated", params__gates=str(gates.folder), limits__quorum=1.0)
-    listen = f"127.0.0.1:{free_port()}"
+    listen = f"127.0.0.1:{find_free_port()}"
     gates.shut("client-2-0")
     server = programs.server(out.path, *words, *settings(limits__deadline_s=2.0)[-2:], listen=listen)
     programs.clients(server.address(), NUM_CLIENTS, tmp_path / "state")
@@ -221,7 +221,7 @@ def test_a_round_below_quorum_ends_the_server_and_can_be_played_again(
     again = programs.server(out.path, *words, listen=listen)
     wait_for("client 2 is asked again", lambda: _deliveries(out, 2, 0) == 2)
     gates.open_all()
-    again.completed()
+    again.wait_for_success()
     assert out.model_sha256 == finished.model_sha256
     assert_sound(out)
     assert [len(gates.pids(f"client-{client}-0")) for client in range(NUM_CLIENTS)] == [1, 1, 2]
@@ -239,15 +239,15 @@ def test_a_client_that_lost_its_store_goes_on_with_the_servers_copy_of_its_accou
     gates.wait("client-1-1")
     clients[1].kill()
     shutil.rmtree(tmp_path / "state" / "1")
-    wait_for("the server gives the old one up", lambda: server.logged("client_lost"))
+    wait_for("the server gives the old one up", lambda: server.read_log("client_lost"))
     gates.open_all()
     new = programs.client(server.address(), 1, tmp_path / "state")
-    server.completed()
-    assert [row["rows"] for row in new.logged("privacy_chain_adopted")] == [2]
+    server.wait_for_success()
+    assert [row["rows"] for row in new.read_log("privacy_chain_adopted")] == [2]
     assert out.model_sha256 == finished.model_sha256
-    assert repeated_releases(out) == []
-    assert list(broken_links(out)) == []
+    assert find_repeated_releases(out) == []
+    assert list(find_broken_links(out)) == []
     assert len(out.privacy) == 2 * NUM_CLIENTS * NUM_ROUNDS
-    assert repeated_ledger_keys(out) == []
+    assert find_repeated_ledger_keys(out) == []
     assert out.summary["ledger_check"]["differing"] == 0
     assert out.summary["ledger_check"]["only_server"] > 0, "what the lost store had counted"

@@ -13,7 +13,7 @@ import pytest
 from opacus.accountants import RDPAccountant
 
 from tests.e2e.programs import Gates, Programs, settings, wait_for
-from tests.e2e.rundir import RunDir, broken_links, repeated_releases
+from tests.e2e.rundir import RunDir, find_broken_links, find_repeated_releases
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -52,13 +52,13 @@ def killed(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs) 
     gates.open("client-1-5")
     again = programs.client(server.address(), 1, folder / "state")
     gates.wait("client-1-12")
-    lost = len(server.logged("client_lost"))
+    lost = len(server.read_log("client_lost"))
     again.kill()
     shutil.rmtree(folder / "state" / "1")
-    wait_for("the server gives the old one up", lambda: len(server.logged("client_lost")) > lost)
+    wait_for("the server gives the old one up", lambda: len(server.read_log("client_lost")) > lost)
     gates.open_all()
     programs.client(server.address(), 1, folder / "state")
-    server.completed(240)
+    server.wait_for_success(240)
     return out
 
 
@@ -66,12 +66,12 @@ def test_epsilon_is_that_of_one_process(killed: RunDir) -> None:
     privacy = killed.summary["privacy"]
     assert privacy["epsilon"] == opacus_epsilon()
     assert privacy["reason"] is None
-    assert repeated_releases(killed) == []
-    assert list(broken_links(killed)) == []
+    assert find_repeated_releases(killed) == []
+    assert list(find_broken_links(killed)) == []
 
 
 def test_the_audit_agrees_and_finds_what_was_changed(killed: RunDir, programs: Programs, tmp_path: Path) -> None:
-    told = programs.start("fedrpc", "audit", killed.path).completed()
+    told = programs.start("fedrpc", "audit", killed.path).wait_for_success()
     assert "every chain is whole, and the accounts agree" in told.out
     copy = RunDir(tmp_path / "copy")
     shutil.copytree(killed.path, copy.path)

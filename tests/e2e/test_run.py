@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from fedrpc import __version__
 from fedrpc.config import build, read_toml
 from fedrpc.problem import Problem
-from fedrpc.server.summary import model_sha256
+from fedrpc.server.summary import hash_model
 from tests.e2e.programs import NUM_CLIENTS, NUM_ROUNDS, Programs, configuration, settings
-from tests.e2e.rundir import RunDir, broken_links, repeated_ledger_keys, repeated_releases, rows
+from tests.e2e.rundir import RunDir, find_broken_links, find_repeated_ledger_keys, find_repeated_releases, read_rows
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -70,7 +70,7 @@ def test_summary_names_what_was_run(finished: RunDir) -> None:
 
 
 def test_records_tell_of_every_round(finished: RunDir) -> None:
-    found = rows(finished.path / "records.jsonl")
+    found = read_rows(finished.path / "records.jsonl")
     rounds = [row for row in found if row["event"] == "round_finished"]
     assert [row["round"] for row in rounds] == list(range(NUM_ROUNDS))
     assert all(row["num_clients"] == NUM_CLIENTS and row["seconds"] > 0 and row["loss"] > 0 for row in rounds)
@@ -99,7 +99,7 @@ def test_the_checkpoint_is_what_its_manifest_says(finished: RunDir) -> None:
 
 def test_model_safetensors_has_the_hash_of_the_summary(finished: RunDir) -> None:
     weights = load_file(finished.path / "model.safetensors")
-    assert model_sha256(weights) == finished.model_sha256
+    assert hash_model(weights) == finished.model_sha256
     fresh = Problem(build(read_toml(finished.path / "config.toml"))).network().state_dict()
     assert {name: value.shape for name, value in weights.items()} == {k: v.shape for k, v in fresh.items()}
     assert not all(torch.equal(value, fresh[name]) for name, value in weights.items()), "it has learned"
@@ -113,7 +113,7 @@ def test_every_client_has_its_own_store(finished: RunDir) -> None:
 
 
 def test_a_key_has_one_row_in_the_ledger(finished: RunDir) -> None:
-    assert repeated_ledger_keys(finished) == []
+    assert find_repeated_ledger_keys(finished) == []
 
 
 def test_weights_are_the_models_bytes_for_each_participation(finished: RunDir) -> None:
@@ -160,8 +160,8 @@ def test_server_and_clients_counted_the_same(finished: RunDir) -> None:
 
 
 def test_every_release_is_in_an_unbroken_chain(finished: RunDir) -> None:
-    assert list(broken_links(finished)) == []
-    assert repeated_releases(finished) == []
+    assert list(find_broken_links(finished)) == []
+    assert find_repeated_releases(finished) == []
     counts = Counter((row["round"], row["kind"]) for row in finished.privacy)
     assert counts == {(r, kind): NUM_CLIENTS for r in range(NUM_ROUNDS) for kind in ("weights", "scalars")}
     assert all(row["mechanism"] is None and row["covers"].startswith("no guarantee") for row in finished.privacy)
@@ -173,7 +173,7 @@ def test_every_release_is_in_an_unbroken_chain(finished: RunDir) -> None:
 
 def test_the_same_command_again_changes_nothing(finished: RunDir, programs: Programs) -> None:
     before = {path: path.read_bytes() for path in finished.path.rglob("*") if path.is_file()}
-    program = programs.run(finished.path, *settings()).completed()
+    program = programs.run(finished.path, *settings()).wait_for_success()
     assert finished.model_sha256[:16] in program.out
     kept = ("clients", "config.toml")  # `parallel` is written out, clients' logs may grow
     changed = [path for path, data in before.items() if path.read_bytes() != data and path.parts[-1] not in kept]
@@ -183,14 +183,14 @@ def test_the_same_command_again_changes_nothing(finished: RunDir, programs: Prog
 def test_more_rounds_go_on_from_where_the_run_ended(tmp_path: Path, finished: RunDir, programs: Programs) -> None:
     """First one round, then all of them in the same directory: the same model, every row still under its own key."""
     out = RunDir(tmp_path / "run")
-    programs.run(out.path, *settings(rounds=1)).completed()
+    programs.run(out.path, *settings(rounds=1)).wait_for_success()
     assert out.summary["num_rounds"] == 1
-    programs.run(out.path, *settings()).completed()
+    programs.run(out.path, *settings()).wait_for_success()
     assert out.model_sha256 == finished.model_sha256
-    assert [row["round"] for row in rows(out.path / "records.jsonl")] == [0, 0, 1, 1, 2, 2]
-    assert repeated_ledger_keys(out) == []
-    assert repeated_releases(out) == []
-    assert list(broken_links(out)) == []
+    assert [row["round"] for row in read_rows(out.path / "records.jsonl")] == [0, 0, 1, 1, 2, 2]
+    assert find_repeated_ledger_keys(out) == []
+    assert find_repeated_releases(out) == []
+    assert list(find_broken_links(out)) == []
     assert out.summary["ledger_check"]["differing"] == 0
     assert out.sums(kind="weights", direction="up")["tensor_bytes"] == WEIGHTS_BYTES * NUM_CLIENTS * NUM_ROUNDS
     for direction in ("down", "up"):
@@ -205,7 +205,7 @@ def test_transport_overhead_of_a_small_model_is_at_most_half_a_percent(tmp_path:
         for num_rounds, out in outs.items()
     ]
     for program in together:
-        program.completed()
+        program.wait_for_success()
     sizes = {
         num_rounds: {layer: sum(out.summary["bytes"]["total"][d][layer] for d in ("down", "up")) for layer in LAYERS}
         for num_rounds, out in outs.items()

@@ -23,7 +23,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs) ->
     names = list(wanted)
     for pair in (names[:2], names[2:]):
         for program in [shared_programs.run(folder / name, *wanted[name]) for name in pair]:
-            program.completed()
+            program.wait_for_success()
     return {name: RunDir(folder / name) for name in names}
 
 

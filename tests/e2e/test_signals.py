@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.programs import NUM_CLIENTS, Gates, Programs, free_port, settings, wait_for
+from tests.e2e.programs import NUM_CLIENTS, Gates, Programs, find_free_port, settings, wait_for
 from tests.e2e.rundir import RunDir
 from tests.e2e.test_faults import assert_sound, gone
 
@@ -33,7 +33,7 @@ def test_a_run_is_stopped_by_either_signal_and_goes_on(
         assert "Traceback" not in run.err + run.out
         assert "error" not in run.err.lower()
         assert not (out.path / "summary.json").exists()
-    programs.run(out.path, *words).completed()
+    programs.run(out.path, *words).wait_for_success()
     assert out.model_sha256 == finished.model_sha256
     assert_sound(out)
 
@@ -51,8 +51,8 @@ def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path, programs: Pr
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_client_by_hand_ends_at_a_signal(number: int, code: int, tmp_path: Path, programs: Programs) -> None:
     """Also while it looks for its server."""
-    client = programs.client(f"127.0.0.1:{free_port()}", 0, tmp_path / "state")
-    wait_for("the client looks for its server", lambda: client.logged("waiting_for_server"))
+    client = programs.client(f"127.0.0.1:{find_free_port()}", 0, tmp_path / "state")
+    wait_for("the client looks for its server", lambda: client.read_log("waiting_for_server"))
     client.send(number)
     assert client.wait() == code
     assert "Traceback" not in client.err
@@ -60,7 +60,7 @@ def test_a_client_by_hand_ends_at_a_signal(number: int, code: int, tmp_path: Pat
 
 def test_a_server_by_hand_ends_at_ctrl_c(tmp_path: Path, programs: Programs) -> None:
     server = programs.server(tmp_path / "run", *settings())
-    programs.client(server.address(), 0, tmp_path / "state").joined()
+    programs.client(server.address(), 0, tmp_path / "state").wait_for_join()
     server.send(signal.SIGINT)
     assert server.wait() == 130
     assert "Traceback" not in server.err

@@ -136,7 +136,7 @@ def test_a_run_over_mutual_tls_comes_to_the_same_model(
     for client in range(NUM_CLIENTS):
         words = certificates.words(f"client-{client}")
         programs.client(mutual.program.address(), client, tmp_path / "state", *words)
-    mutual.program.completed()
+    mutual.program.wait_for_success()
     assert mutual.out.model_sha256 == finished.model_sha256
     sizes, plain = mutual.out.summary["bytes"], finished.summary["bytes"]
     assert sizes["method"] == plain["method"], "TLS is below the messages"
@@ -157,7 +157,7 @@ def test_one_certificate_for_all_clients_when_the_server_says_so(
     assert_one_line(ended, CONFIG, "the certificate is for", "client-0", "not for pods")
     clients = [programs.client(address, i, tmp_path / "state", *certificates.words("pods")) for i in range(2)]
     for program in (server, *clients):
-        program.completed()
+        program.wait_for_success()
 
 
 def test_tls_without_client_certificates(certificates: Certificates, tmp_path: Path, programs: Programs) -> None:
@@ -168,6 +168,6 @@ def test_tls_without_client_certificates(certificates: Certificates, tmp_path: P
     )
     port = server.address().rpartition(":")[2]
     client = programs.client(f"localhost:{port}", 0, tmp_path / "state", *certificates.trusting())
-    server.completed()
-    client.completed()
+    server.wait_for_success()
+    client.wait_for_success()
     assert out.summary["ledger_check"]["clients"] == 1

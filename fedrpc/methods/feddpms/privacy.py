@@ -15,7 +15,7 @@ from torch import Tensor
 from fedrpc.methods.runtime import Env
 from fedrpc.methods.tools import Reported
 from fedrpc.models.dpms import require_latent
-from fedrpc.privacy.gaussian import classic_epsilon, epsilon_of
+from fedrpc.privacy.gaussian import compute_classic_epsilon, solve_epsilon
 from fedrpc.privacy.mechanisms import Gaussian, Mechanism, no_guarantee
 
 DELTAS = (1e-5, 0.01)
@@ -89,10 +89,10 @@ def privacy_figures(
                     "reading": reading,
                     "std": std,
                     "delta": delta,
-                    "claimed": classic_epsilon(std * m, delta) if std else math.inf,
-                    "one_draw": epsilon_of(mu, delta),
-                    "class_draws": epsilon_of(mu * math.sqrt(alpha), delta),
-                    "all_draws": epsilon_of(mu * math.sqrt(alpha * n), delta),
+                    "claimed": compute_classic_epsilon(std * m, delta) if std else math.inf,
+                    "one_draw": solve_epsilon(mu, delta),
+                    "class_draws": solve_epsilon(mu * math.sqrt(alpha), delta),
+                    "all_draws": solve_epsilon(mu * math.sqrt(alpha * n), delta),
                 }
             )
     return rows

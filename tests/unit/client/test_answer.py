@@ -17,19 +17,19 @@ from fedrpc.client.answer import Answerer
 from fedrpc.client.store import ClientStore, Kept
 from fedrpc.client.transport import Task
 from fedrpc.errors import Abstained, Cancelled, WireError
-from fedrpc.methods.builtin import Candidate, Judgement
+from fedrpc.methods.builtin import Candidate, ClientEvaluation
 from fedrpc.methods.cost import Cost, Shapes
 from fedrpc.methods.method import Method
 from fedrpc.methods.phases import Phase, on
 from fedrpc.methods.runtime import ClientContext, Env, Round
 from fedrpc.models.state import read_tensors
 from fedrpc.wire.codec import encode
-from fedrpc.wire.frames import stored_payload
+from fedrpc.wire.envelope import Envelope
+from fedrpc.wire.frames import load_payload
 from fedrpc.wire.kinds import Kind
-from fedrpc.wire.ledger import Key, LedgerAnswer, LedgerQuestion, Sums, parsed
+from fedrpc.wire.ledger import Key, LedgerAnswer, LedgerQuestion, Sums, parse_rows
 from fedrpc.wire.message import Tensors, part
 from fedrpc.wire.tcpinfo import Meter
-from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.fakes import CPU, problem_of
 from tests.unit.wire.messages import kept_message
 
@@ -99,17 +99,17 @@ class Desk:
         self, message: Any, *, task: str = "0" * 32, phase: str = "ask", round_index: int = 0, step: int = 0
     ) -> Kept:
         payload = encode(message)
-        envelope = pb.Envelope(
+        envelope = Envelope(
             task_id=task, round=round_index, phase=phase, step=step, parts=payload.parts, digest=payload.digest
         )
         buffers = [memoryview(bytearray(b"".join(views))) for views in payload.buffers]
         return self.answerer.answer(Task(envelope, buffers), self.stop)
 
     def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(row) for row in self.store.privacy_rows(0)]
+        return [json.loads(row) for row in self.store.read_privacy_rows(0)]
 
     def count(self) -> int:
-        return 0 if self.store.blob("count") is None else 1
+        return 0 if self.store.read_value("count") is None else 1
 
 
 def body(kept: Kept, cls: type = Say) -> Any:
@@ -127,10 +127,10 @@ def desk(tmp_path) -> Iterator[Desk]:
     found.store.close()
 
 
-def test_an_answer_is_what_the_client_half_says(desk):
+def test_an_answer_is_what_the_client_half_returns(desk):
     kept = desk.ask(plain(3), round_index=4, step=2)
     assert body(kept).value.tolist() == [6]
-    envelope, _ = stored_payload(kept)
+    envelope, _ = load_payload(kept)
     assert (envelope.task_id, envelope.round, envelope.phase, envelope.step) == ("0" * 32, 4, "ask", 2)
     assert envelope.question == encode(plain(3)).digest
     assert envelope.digest == encode(body(kept)).digest
@@ -160,7 +160,7 @@ def test_another_question_for_the_same_task_is_a_new_release_from_the_same_start
     assert len(desk.rows()) == 4, "and what it released was not"
 
 
-def test_a_clients_memory_lasts_from_answer_to_answer(desk):
+def test_a_clients_store_lasts_from_answer_to_answer(desk):
     for number in range(3):
         assert body(desk.ask(plain(), task=f"{number:032x}")).count == number + 1
 
@@ -177,7 +177,7 @@ def test_every_data_derived_kind_of_an_answer_has_a_row(desk):
 @pytest.mark.parametrize(
     ("what", "error"), [("raise", RuntimeError), ("abstain", Abstained), ("wrong", TypeError), ("check", Cancelled)]
 )
-def test_an_answer_that_does_not_come_about_leaves_nothing(desk, what, error):
+def test_an_answer_that_fails_leaves_nothing(desk, what, error):
     desk.stop.set()
     with pytest.raises(error):
         desk.ask(plain(what=what))
@@ -198,7 +198,7 @@ def test_a_question_of_another_layout_is_the_servers_mistake(desk):
 
 
 @pytest.mark.parametrize("task", ["", "..", "../x", "/nowhere/x", "a/b", "a\0b", "." * 40, "x" * 300])
-def test_a_task_can_not_be_named_so_that_its_answer_lands_elsewhere(desk, tmp_path, task):
+def test_a_task_id_cannot_place_its_answer_outside_the_store(desk, tmp_path, task):
     with pytest.raises(WireError, match="name"):
         desk.ask(plain(), task=task)
     assert desk.rows() == []
@@ -223,10 +223,10 @@ def test_what_torch_draws_depends_on_the_question_alone(desk, tmp_path):
 # The coordinator's own questions
 
 
-def test_a_client_judges_a_model_on_its_own_test_data(tmp_path):
+def test_a_client_evaluates_a_model_on_its_own_test_data(tmp_path):
     problem = problem_of("fedavg", local_test=0.5)
     desk = Desk(tmp_path, problem)
-    got = body(desk.ask(Candidate(read_tensors(problem.network())), phase="evaluate"), Judgement)
+    got = body(desk.ask(Candidate(read_tensors(problem.network())), phase="evaluate"), ClientEvaluation)
     test = problem.client_data(1).test
     assert got.num_examples == len(test) > 0
     model = problem.network().eval()
@@ -238,17 +238,17 @@ def test_a_client_judges_a_model_on_its_own_test_data(tmp_path):
     desk.store.close()
 
 
-def test_a_client_without_test_data_judges_nothing(tmp_path):
+def test_a_client_without_test_data_evaluates_nothing(tmp_path):
     problem = problem_of("fedavg")
     desk = Desk(tmp_path, problem)
-    got = body(desk.ask(Candidate(read_tensors(problem.network())), phase="evaluate"), Judgement)
-    assert got == Judgement(0, 0, 0.0)
+    got = body(desk.ask(Candidate(read_tensors(problem.network())), phase="evaluate"), ClientEvaluation)
+    assert got == ClientEvaluation(0, 0, 0.0)
     desk.store.close()
 
 
-def test_a_client_tells_what_it_counted(desk):
+def test_a_client_reports_its_ledger(desk):
     key = Key(0, "ask", "images", "down", 1, 0)
     desk.store.book({key: Sums(1, 2, 3)})
     got = body(desk.ask(LedgerQuestion("what did you count?"), phase="session"), LedgerAnswer)
-    assert parsed(got.rows) == {key: Sums(1, 2, 3)}
+    assert parse_rows(got.rows) == {key: Sums(1, 2, 3)}
     assert desk.rows() == [], "the protocol's own text is no release"

@@ -17,10 +17,10 @@ from fedrpc.methods.fedavg import FIT, FedAvg
 from fedrpc.methods.fedprox import FedProx
 from fedrpc.methods.phases import on
 from fedrpc.models.state import read_tensors
-from fedrpc.privacy.accountant import spent
+from fedrpc.privacy.accountant import compute_epsilon
 from fedrpc.privacy.mechanisms import Declared, Gaussian, public
 from fedrpc.training.losses import cross_entropy
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.envelope import Envelope
 from tests.fakes import CPU, SmallProblem, problem_of, run_in_memory, tiny
 
 
@@ -37,7 +37,7 @@ def context(store, problem=None, client=1, stop=None, spent=tuple, **question) -
         problem,
         problem.client_data(client),
         client,
-        pb.Envelope(phase="fit", **question),
+        Envelope("task", phase="fit", **question),
         device=CPU,
         store=Transaction(store),
         stop=stop or threading.Event(),
@@ -49,7 +49,7 @@ def draw(ctx: AnswerContext, purpose: str = "order") -> int:
     return int(ctx.rng(purpose).integers(2**60))
 
 
-def test_a_context_says_where_it_is(store):
+def test_a_context_has_its_client_round_phase_and_step(store):
     ctx = context(store, round=3, step=2)
     assert (ctx.client, ctx.round, ctx.phase, ctx.step) == (1, 3, "fit", 2)
     assert ctx.env.num_clients == 4
@@ -175,7 +175,7 @@ def test_noise_is_the_same_for_the_same_question_and_unrelated_otherwise(store):
 
 def test_a_release_over_the_budget_abstains_before_anything_leaves(store):
     mechanism = Gaussian(1.0, 1.0, covers="x")
-    one = spent(mechanism.guarantee.history, 1e-5)
+    one = compute_epsilon(mechanism.guarantee.history, 1e-5)
     problem = problem_of("fedavg", privacy={"epsilon_budget": one * 1.01})
     ctx = context(store, problem)
     ctx.release("a", torch.zeros(2), mechanism)
@@ -188,7 +188,7 @@ def test_a_release_over_the_budget_abstains_before_anything_leaves(store):
 
 def test_what_was_spent_before_counts(store):
     history = ((1.0, 1.0, 5),)
-    problem = problem_of("fedavg", privacy={"epsilon_budget": spent(((1.0, 1.0, 6),), 1e-5) + 1e-6})
+    problem = problem_of("fedavg", privacy={"epsilon_budget": compute_epsilon(((1.0, 1.0, 6),), 1e-5) + 1e-6})
     ctx = context(store, problem, spent=lambda: history)
     ctx.release("a", torch.zeros(2), Gaussian(1.0, 1.0, covers="x"))
     over = context(store, problem, spent=lambda: ((1.0, 1.0, 6),))
@@ -212,8 +212,8 @@ def test_a_release_of_a_part_that_the_answer_has_not_is_an_error():
 def test_a_round_goes_on_without_clients_that_have_nothing_left_to_spend():
     """One client has twice the examples and so twice the steps: it can pay for one round, the others for two."""
     dp = {"noise_multiplier": 1.0}
-    budget = spent(((1.0, 1.0, 2),), 1e-5)
-    assert spent(((1.0, 0.5, 2),), 1e-5) < budget < spent(((1.0, 0.5, 4),), 1e-5)
+    budget = compute_epsilon(((1.0, 1.0, 2),), 1e-5)
+    assert compute_epsilon(((1.0, 0.5, 2),), 1e-5) < budget < compute_epsilon(((1.0, 0.5, 4),), 1e-5)
 
     class Uneven(SmallProblem):
         def local_indices(self, client):

@@ -23,7 +23,7 @@ def test_a_client_is_the_same_after_a_restart(tmp_path):
     again.release()
 
 
-def test_every_client_and_every_folder_is_somebody_else(tmp_path):
+def test_every_client_and_every_folder_has_its_own_instance(tmp_path):
     found = [Identity(tmp_path / folder, client) for folder in ("a", "b") for client in (0, 1)]
     assert len({identity.instance for identity in found}) == 4
     assert len({identity.folder for identity in found}) == 4
@@ -60,9 +60,9 @@ sys.stdin.read()
     Identity(tmp_path, 3).release()
 
 
-def test_a_folder_that_can_not_be_written_is_one_clear_line(tmp_path):
+def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"can not write .*choose another --state-dir"):
+    with pytest.raises(ConfigError, match=r"cannot write .*choose another --state-dir"):
         Identity(tmp_path / "file", 0)
 
 

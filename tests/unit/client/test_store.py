@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from fedrpc.client.store import ClientStore, Kept, Transaction
 from fedrpc.errors import Refused
-from fedrpc.privacy.ledger import GENESIS, UNCOVERED, Release, chained
+from fedrpc.privacy.ledger import GENESIS, UNCOVERED, Release, hash_row
 from fedrpc.privacy.mechanisms import Guarantee
 from fedrpc.wire.codec import encode
+from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import Key, Sums
-from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.unit.wire.messages import Everything, One, everything, kept_message, same
 
 
@@ -27,7 +27,7 @@ from tests.unit.wire.messages import Everything, One, everything, kept_message, 
 def where(request, monkeypatch) -> str:
     """Where answers lie: small ones in the data base, others in files; here all of them in either."""
     if request.param == "files":
-        monkeypatch.setattr("fedrpc.client.store.SMALL_BYTES", -1)
+        monkeypatch.setattr("fedrpc.wire.frames.SMALL_BYTES", -1)
     return request.param
 
 
@@ -59,7 +59,7 @@ def commit(
         else:
             transaction.put(key, one(value))
     payload = encode(one(len(task)))
-    envelope = pb.Envelope(task_id=task, epoch=epoch, question=question, parts=payload.parts, digest=payload.digest)
+    envelope = Envelope(task_id=task, epoch=epoch, question=question, parts=payload.parts, digest=payload.digest)
     return store.commit(envelope, payload, transaction.writes, released)
 
 
@@ -85,7 +85,7 @@ def test_a_large_value_lies_in_a_file_and_goes_with_its_version(store, tmp_path)
         transaction.put("key", One(torch.full((100_000,), fill)))
         transaction.put("small", one(fill))
         payload = encode(one(0))
-        envelope = pb.Envelope(task_id=task, epoch=epoch, question=b"q", parts=payload.parts, digest=payload.digest)
+        envelope = Envelope(task_id=task, epoch=epoch, question=b"q", parts=payload.parts, digest=payload.digest)
         store.commit(envelope, payload, transaction.writes, [])
 
     def found() -> tuple[float, float]:
@@ -98,18 +98,18 @@ def test_a_large_value_lies_in_a_file_and_goes_with_its_version(store, tmp_path)
     for number in range(3):
         put(f"t{number}", number, epoch=number)
     assert (found(), num_files()) == ((2, 2), 3)
-    store.answer("t2", b"another")
+    store.find_answer("t2", b"another")
     assert (found(), num_files()) == ((1, 1), 2), "what was undone is gone"
     store.fold(2)
     assert (found(), num_files()) == ((1, 1), 1), "what was folded is gone"
 
 
-def test_a_large_value_that_nobody_names_is_removed(tmp_path):
+def test_a_large_value_without_an_entry_is_removed(tmp_path):
     store = ClientStore(tmp_path)
     transaction = Transaction(store)
     transaction.put("key", One(torch.ones(100_000)))
     payload = encode(one(0))
-    store.commit(pb.Envelope(task_id="t", parts=payload.parts), payload, transaction.writes, [])
+    store.commit(Envelope(task_id="t", parts=payload.parts), payload, transaction.writes, [])
     store.close()
     (tmp_path / "values" / "torn").write_bytes(b"of an answer that was never committed")
     again = ClientStore(tmp_path)
@@ -136,11 +136,11 @@ def test_any_message_can_be_kept(store):
     transaction = Transaction(store)
     transaction.put("key", everything())
     payload = encode(one(0))
-    store.commit(pb.Envelope(task_id="t", parts=payload.parts), payload, transaction.writes, [])
+    store.commit(Envelope(task_id="t", parts=payload.parts), payload, transaction.writes, [])
     assert same(Transaction(store).get("key", Everything), everything())
 
 
-def test_what_is_put_does_not_follow_the_tensor(store):
+def test_a_stored_value_does_not_change_with_its_tensor(store):
     tensor = torch.zeros(1)
     transaction = Transaction(store)
     transaction.put("key", One(tensor))
@@ -151,43 +151,43 @@ def test_what_is_put_does_not_follow_the_tensor(store):
 def test_an_answer_counts_with_its_writes_its_bytes_and_its_rows(store):
     kept = commit(store, "task", {"key": 1}, released=(release(),))
     assert value(store) == 1
-    assert store.answer("task", b"q") == kept
+    assert store.find_answer("task", b"q") == kept
     assert same(kept_message(One, kept), one(4))
-    assert len(store.privacy_rows(0)) == 1
+    assert len(store.read_privacy_rows(0)) == 1
 
 
 def test_everything_survives_a_restart(tmp_path, where):
     first = ClientStore(tmp_path)
     kept = commit(first, "task", {"key": 1}, released=(release(),))
-    rows = first.privacy_rows(0)
+    rows = first.read_privacy_rows(0)
     first.close()
     again = ClientStore(tmp_path)
     assert value(again) == 1
-    assert again.answer("task", b"q") == kept
-    assert again.privacy_rows(0) == rows
+    assert again.find_answer("task", b"q") == kept
+    assert again.read_privacy_rows(0) == rows
     again.close()
 
 
-def test_an_answer_that_can_not_be_completed_leaves_nothing(store):
+def test_an_answer_that_cannot_be_completed_leaves_nothing(store):
     class Broken(Release):
-        def row(self, index: int, previous: bytes) -> str:
+        def to_row(self, index: int, previous: bytes) -> str:
             raise OSError("the disk is full")
 
     commit(store, "before", {"key": 1}, released=(release(),))
     with pytest.raises(OSError, match="full"):
         commit(store, "task", {"key": 2}, released=(release(), Broken(Kind.SCALARS, ())))
     assert value(store) == 1
-    assert store.answer("task", b"q") is None
-    assert len(store.privacy_rows(0)) == 1
+    assert store.find_answer("task", b"q") is None
+    assert len(store.read_privacy_rows(0)) == 1
     commit(store, "task", {"key": 3}, released=(release(),))
     assert value(store) == 3
-    assert len(store.privacy_rows(0)) == 2
+    assert len(store.read_privacy_rows(0)) == 2
 
 
 def test_bytes_whose_answer_was_not_committed_do_not_count(store, tmp_path):
     data = raw(commit(store, "task"))
     (tmp_path / "answers" / "other").write_bytes(data)
-    assert store.answer("other", b"q") is None
+    assert store.find_answer("other", b"q") is None
 
 
 # The same question, and another
@@ -196,7 +196,7 @@ def test_bytes_whose_answer_was_not_committed_do_not_count(store, tmp_path):
 def test_the_same_question_has_the_same_answer(store):
     kept = commit(store, "task", {"key": 1})
     before = raw(kept)
-    assert store.answer("task", b"q") == store.answer("task", b"q") == kept
+    assert store.find_answer("task", b"q") == store.find_answer("task", b"q") == kept
     assert raw(kept) == before
     assert value(store) == 1
 
@@ -205,28 +205,28 @@ def test_another_question_undoes_the_answer_and_all_that_came_after_it(store):
     commit(store, "a", {"key": 1, "other": 10}, released=(release(),))
     commit(store, "b", {"key": 2}, released=(release(),))
     commit(store, "c", {"key": 3, "other": 30}, released=(release(),))
-    rows = store.privacy_rows(0)
-    assert store.answer("b", b"another") is None
+    rows = store.read_privacy_rows(0)
+    assert store.find_answer("b", b"another") is None
     assert (value(store), value(store, "other")) == (1, 10)
-    assert store.answer("a", b"q") is not None
-    assert store.answer("b", b"q") is None
-    assert store.answer("c", b"q") is None
-    assert store.privacy_rows(0) == rows, "what was released stays released"
+    assert store.find_answer("a", b"q") is not None
+    assert store.find_answer("b", b"q") is None
+    assert store.find_answer("c", b"q") is None
+    assert store.read_privacy_rows(0) == rows, "what was released stays released"
     commit(store, "b", {"key": 5}, question=b"another", released=(release(),))
     assert value(store) == 5
-    assert len(store.privacy_rows(0)) == 4
+    assert len(store.read_privacy_rows(0)) == 4
 
 
 def test_undoing_brings_back_what_was_deleted(store):
     commit(store, "a", {"key": 1})
     commit(store, "b", {"key": None})
     assert value(store) is None
-    store.answer("b", b"another")
+    store.find_answer("b", b"another")
     assert value(store) == 1
 
 
 @pytest.mark.parametrize("damage", ["lost", "torn", "flipped"])
-def test_an_answer_whose_bytes_are_gone_is_made_again(store, damage):
+def test_an_answer_whose_bytes_are_lost_is_computed_again(store, damage):
     kept = commit(store, "task", {"key": 1})
     data = raw(kept)
     damaged = {"lost": b"", "torn": data[:-9], "flipped": bytes([data[0] ^ 1]) + data[1:]}[damage]
@@ -236,10 +236,10 @@ def test_an_answer_whose_bytes_are_gone_is_made_again(store, damage):
         kept.unlink()
     else:
         kept.write_bytes(damaged)
-    assert store.answer("task", b"q") is None
+    assert store.find_answer("task", b"q") is None
     assert value(store) is None, "its writes are undone with it"
     assert commit(store, "task", {"key": 2}) == kept
-    assert store.answer("task", b"q") == kept
+    assert store.find_answer("task", b"q") == kept
 
 
 # Folding
@@ -249,11 +249,11 @@ def test_folding_keeps_the_newest_durable_version_and_drops_the_answers(store, t
     for index in range(3):
         commit(store, f"task{index}", {"key": index, f"only{index}": index}, epoch=index)
     store.fold(2)
-    assert [store.answer(f"task{index}", b"q") is not None for index in range(3)] == [False, False, True]
+    assert [store.find_answer(f"task{index}", b"q") is not None for index in range(3)] == [False, False, True]
     files, rows = [path.name for path in (tmp_path / "answers").iterdir()], store._db.execute("SELECT * FROM bodies")
     assert (files, len(rows.fetchall())) == ((["task2"], 0) if where == "files" else ([], 1)), "nothing piles up"
     assert [value(store, key) for key in ("key", "only0", "only1", "only2")] == [2, 0, 1, 2]
-    store.answer("task2", b"another")
+    store.find_answer("task2", b"another")
     assert [value(store, key) for key in ("key", "only0", "only1", "only2")] == [1, 0, 1, None]
 
 
@@ -280,12 +280,12 @@ def test_a_deleted_key_stays_deleted_when_it_is_folded(store):
     assert value(store) is None
 
 
-def test_what_was_asked_since_the_last_durable_point_is_kept(store):
+def test_answers_since_the_last_durable_point_are_kept(store):
     commit(store, "task", {"key": 1}, epoch=3)
     store.fold(3)
-    assert store.answer("task", b"q") is not None
+    assert store.find_answer("task", b"q") is not None
     store.fold(4)
-    assert store.answer("task", b"q") is None
+    assert store.find_answer("task", b"q") is None
     assert value(store) == 1
 
 
@@ -303,7 +303,7 @@ OPS = st.lists(
 
 @settings(max_examples=40)
 @given(OPS)
-def test_the_store_is_what_a_list_of_answers_says(tmp_path_factory, ops):
+def test_the_store_agrees_with_a_model_that_replays_all_answers(tmp_path_factory, ops):
     """Held against a model that keeps every answer's writes for ever and replays them."""
     folder = tmp_path_factory.mktemp("store")
     store, answers, number, durable = ClientStore(folder), [], 0, 0
@@ -316,7 +316,7 @@ def test_the_store_is_what_a_list_of_answers_says(tmp_path_factory, ops):
             open_answers = [index for index, (_, of, _) in enumerate(answers) if of >= durable]
             if open_answers:
                 at = open_answers[first % len(open_answers)]
-                assert store.answer(answers[at][0], b"another") is None
+                assert store.find_answer(answers[at][0], b"another") is None
                 del answers[at:]
         elif what == "checkpoint":
             durable += 1
@@ -331,7 +331,7 @@ def test_the_store_is_what_a_list_of_answers_says(tmp_path_factory, ops):
         assert {key: value(store, key) for key in "xyz"} == {key: wanted.get(key) for key in "xyz"}
         for task, of, _ in answers:
             if of >= durable:
-                assert store.answer(task, b"q") is not None
+                assert store.find_answer(task, b"q") is not None
     store.close()
 
 
@@ -341,21 +341,21 @@ def test_the_store_is_what_a_list_of_answers_says(tmp_path_factory, ops):
 def test_rows_are_chained(store):
     commit(store, "a", released=(release(Kind.WEIGHTS), release(Kind.SCALARS)))
     commit(store, "b", released=(release(Kind.WEIGHTS),))
-    rows = store.privacy_rows(0)
+    rows = store.read_privacy_rows(0)
     head = GENESIS
     for index, row in enumerate(rows):
         assert json.loads(row)["index"] == index
         assert json.loads(row)["previous"] == head.hex()
-        head = chained(head, row)
-    assert store.privacy_rows(2) == rows[2:]
-    assert store.privacy_rows(3) == []
+        head = hash_row(head, row)
+    assert store.read_privacy_rows(2) == rows[2:]
+    assert store.read_privacy_rows(3) == []
 
 
 def test_rows_travel_in_messages_that_are_not_too_large(store):
     many = tuple(Release(Kind.WEIGHTS, ("p" * 10_000,), where={"client": 0}) for _ in range(150))
     commit(store, "a", released=many)
     got: list[str] = []
-    while rows := store.privacy_rows(len(got)):
+    while rows := store.read_privacy_rows(len(got)):
         assert sum(map(len, rows)) <= 1 << 20
         got += rows
     assert [json.loads(row)["index"] for row in got] == list(range(150))
@@ -364,12 +364,12 @@ def test_rows_travel_in_messages_that_are_not_too_large(store):
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_a_chain_that_is_not_shorter_than_the_servers_is_kept(store, count):
     commit(store, "a", released=(release(), release()))
-    rows = store.privacy_rows(0)
+    rows = store.read_privacy_rows(0)
     heads = [GENESIS]
     for row in rows:
-        heads.append(chained(heads[-1], row))
+        heads.append(hash_row(heads[-1], row))
     assert not store.adopt_chain(count, heads[count], ())
-    assert store.privacy_rows(0) == rows
+    assert store.read_privacy_rows(0) == rows
 
 
 def test_another_chain_than_the_servers_is_refused(store):
@@ -378,19 +378,19 @@ def test_another_chain_than_the_servers_is_refused(store):
         store.adopt_chain(1, b"\7" * 32, ())
 
 
-def test_what_was_spent_survives_undoing_restarts_and_a_lost_store(store, tmp_path):
+def test_the_history_survives_undoing_restarts_and_a_lost_store(store, tmp_path):
     promise = Guarantee("gaussian", {}, "record-level", ((2.0, 1.0, 3),), "replace-one")
-    assert store.spent() == ()
+    assert store.get_history() == ()
     commit(store, "a", released=(release(), release(guarantee=promise)))
     commit(store, "b", released=(release(guarantee=promise),))
-    assert store.spent() == ((2.0, 1.0, 6),)
-    assert store.answer("a", b"another question") is None  # undoes a and b
-    assert store.spent() == ((2.0, 1.0, 6),)
+    assert store.get_history() == ((2.0, 1.0, 6),)
+    assert store.find_answer("a", b"another question") is None  # undoes a and b
+    assert store.get_history() == ((2.0, 1.0, 6),)
     other = ClientStore(tmp_path / "new")
-    assert other.adopt_chain(3, b"\7" * 32, store.spent())
-    assert other.spent() == store.spent()
+    assert other.adopt_chain(3, b"\7" * 32, store.get_history())
+    assert other.get_history() == store.get_history()
     commit(other, "c", released=(release(guarantee=promise),))
-    assert other.spent() == ((2.0, 1.0, 9),)
+    assert other.get_history() == ((2.0, 1.0, 9),)
     other.close()
 
 
@@ -401,12 +401,12 @@ def test_a_lost_store_goes_on_with_the_servers_chain(store, own):
     assert store.adopt_chain(5, b"\7" * 32, ())
     assert not store.adopt_chain(5, b"\7" * 32, ()), "adopted once"
     commit(store, "b", released=(release(), release()))
-    rows = [json.loads(row) for row in store.privacy_rows(5)]
+    rows = [json.loads(row) for row in store.read_privacy_rows(5)]
     assert [row["index"] for row in rows] == [5, 6]
     assert rows[0]["previous"] == (b"\7" * 32).hex()
 
 
-def test_a_promise_is_synced(store, monkeypatch, where):
+def test_an_answer_with_a_privacy_cost_is_synced(store, monkeypatch, where):
     synced: list[bool] = []
     monkeypatch.setattr("os.fsync", lambda _: synced.append(True))
     store._db.set_trace_callback(lambda sql: "synchronous=FULL" in sql and where == "rows" and synced.append(True))
@@ -433,7 +433,7 @@ def test_uploads_are_numbered_across_restarts(tmp_path):
 def test_a_task_that_was_undone_is_numbered_from_the_start_again(store):
     commit(store, "task")
     store.next_attempt("task")
-    store.answer("task", b"another")
+    store.find_answer("task", b"another")
     commit(store, "task", question=b"another")
     assert store.next_attempt("task") == 0
 
@@ -445,7 +445,7 @@ def test_the_ledger_adds_up_and_survives(tmp_path):
     store.book({first: Sums(10, 20, 30)})
     store.close()
     again = ClientStore(tmp_path)
-    assert again.booked() == {first: Sums(11, 22, 33), second: Sums(4, 5, 6)}
+    assert again.read_ledger() == {first: Sums(11, 22, 33), second: Sums(4, 5, 6)}
     again.book({})
     again.close()
 
@@ -468,14 +468,14 @@ def test_two_threads_can_use_it_at_once(store):
         store.fold(number)
     thread.join()
     assert not failed
-    assert store.booked()[key] == Sums(100, 100, 100)
+    assert store.read_ledger()[key] == Sums(100, 100, 100)
     assert value(store) == 29
 
 
-def test_a_server_can_not_have_a_client_forget_what_it_spent(store):
+def test_a_server_cannot_make_a_client_forget_what_it_spent(store):
     promise = Guarantee("gaussian", {}, "record-level", ((1.0, 1.0, 100),), "replace-one")
     commit(store, "a", released=(release(guarantee=promise),))
-    with pytest.raises(Refused, match="but of less that they spent"):
+    with pytest.raises(Refused, match="but they spent less"):
         store.adopt_chain(1000, b"\7" * 32, ())
-    assert store.spent() == ((1.0, 1.0, 100),)
+    assert store.get_history() == ((1.0, 1.0, 100),)
     assert store.adopt_chain(1000, b"\7" * 32, ((1.0, 1.0, 101),))

@@ -16,7 +16,7 @@ from fedrpc.methods.fedavg import Global
 from fedrpc.methods.runtime import ClientContext
 from fedrpc.models.base import Model
 from fedrpc.models.state import load
-from fedrpc.server.summary import shapes_of
+from fedrpc.server.summary import build_shapes
 from fedrpc.wire.kinds import Kind
 from tests.fakes import mlp, problem_of, run_in_memory
 
@@ -151,7 +151,7 @@ def test_bytes_are_the_formula() -> None:
 def test_card_figures() -> None:
     for diagonal, size in ((False, 32.8e6), (True, 102e3)):
         problem = problem_of("ccvr", build=lambda: Wide(1280), params={"diagonal": diagonal}, clients=1)
-        cost = problem.method.cost(shapes_of(problem, {}, [[0]]))
+        cost = problem.method.cost(build_shapes(problem, {}, [[0]]))
         assert cost.up[Kind.MOMENTS] == pytest.approx(size, rel=5e-3)
 
 
@@ -210,6 +210,6 @@ def test_clients_describe_features_of_the_final_model_in_evaluation_mode(tmp_pat
     for c in y.unique().tolist():
         torch.testing.assert_close(told[1].means[c], features[y == c].mean(dim=0), rtol=1e-5, atol=1e-6)
     store = ClientStore(tmp_path / "1")
-    [row] = [json.loads(row) for row in store.privacy_rows(0) if '"moments"' in row]
+    [row] = [json.loads(row) for row in store.read_privacy_rows(0) if '"moments"' in row]
     store.close()
     assert row["covers"].startswith("no guarantee")

@@ -13,9 +13,9 @@ from fedrpc.errors import QuorumError
 from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
 from fedrpc.methods.phases import Reply
 from fedrpc.models.state import read_tensors
-from fedrpc.server.summary import shapes_of
+from fedrpc.server.summary import build_shapes
 from fedrpc.training.losses import cross_entropy
-from fedrpc.wire.codec import tensor_bytes
+from fedrpc.wire.codec import count_tensor_bytes
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors
 from tests.fakes import InMemoryFederation, Played, mlp, problem_of, run_in_memory
@@ -173,13 +173,13 @@ def test_there_is_no_set_up_and_no_end():
 def test_the_cost_is_the_cards():
     problem = problem_of("fedavg", train={"epochs": 3})
     weights = read_tensors(problem.network())
-    cost = FedAvg().cost(shapes_of(problem, weights, [[0, 1], [3]]))
+    cost = FedAvg().cost(build_shapes(problem, weights, [[0, 1], [3]]))
     theta = sum(t.numel() for t in weights.values() if t.is_floating_point())
     counters = sum(not t.is_floating_point() for t in weights.values())
     assert cost.down == {Kind.WEIGHTS: 3 * (4 * theta + 8 * counters)}
     assert cost.up == {Kind.WEIGHTS: 3 * (4 * theta + 8 * counters), Kind.SCALARS: 3 * (8 + 8 * 3)}
     update = Update(weights, 5, torch.zeros(3, dtype=torch.float64))
-    assert tensor_bytes(update) == {Kind.WEIGHTS: 4 * theta + 8 * counters, Kind.SCALARS: 32}
+    assert count_tensor_bytes(update) == {Kind.WEIGHTS: 4 * theta + 8 * counters, Kind.SCALARS: 32}
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_everybody_has_the_pool_and_a_projector_of_its_own(tmp_path: Path) -> No
     for client in range(4):
         store = ClientStore(tmp_path / str(client))
         pool, kept = Transaction(store).get(POOL, Pseudo), Transaction(store).get("projector", Kept)
-        rows = [json.loads(row) for row in store.privacy_rows(0)]
+        rows = [json.loads(row) for row in store.read_privacy_rows(0)]
         store.close()
         assert pool is not None
         assert kept is not None

@@ -194,7 +194,7 @@ def test_raw_data_leaves_without_a_guarantee(tmp_path: Path) -> None:
     problem = problem_of("feddata", params={"alpha": 0.3})
     run_in_memory(problem, rounds=1, folder=tmp_path)
     store = ClientStore(tmp_path / "0")
-    rows = [json.loads(row) for row in store.privacy_rows(0)]
+    rows = [json.loads(row) for row in store.read_privacy_rows(0)]
     store.close()
     released = {row["kind"]: row["covers"] for row in rows}
     assert set(released) == {"samples", "weights", "scalars"}

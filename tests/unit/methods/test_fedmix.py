@@ -180,7 +180,7 @@ def test_a_restarted_client_still_has_the_pool(tmp_path: Path) -> None:
 def test_means_leave_without_a_guarantee(tmp_path: Path) -> None:
     run_in_memory(problem_of("fedmix", params=MEANS_OF_THREE), rounds=1, folder=tmp_path)
     store = ClientStore(tmp_path / "0")
-    rows = [json.loads(row) for row in store.privacy_rows(0)]
+    rows = [json.loads(row) for row in store.read_privacy_rows(0)]
     store.close()
     [released] = [row for row in rows if row["kind"] == "mean_samples"]
     assert released["covers"].startswith("no guarantee")

@@ -225,7 +225,7 @@ class TestRounds:
         problem = problem_of("flea", clients=6, fraction=0.5, train_size=120, params={"alpha": 0.2})
         with InMemoryFederation(problem) as federation:
             played = asyncio.run(federation.play(2))
-            chosen = {k: federation.clients.store(k).blob("chosen") for k in range(6)}
+            chosen = {k: federation.clients.store(k).read_value("chosen") for k in range(6)}
         for cohort, state in zip(played.cohorts, played.states[1:], strict=True):
             model = problem.network().eval()
             load(model, state.weights)
@@ -250,7 +250,7 @@ class TestRounds:
                 for index in range(2):
                     state = asyncio.run(federation.problem.method.round(state, federation.stage(index)))
                     for k in range(4):
-                        kept.setdefault(k, set()).add(federation.clients.store(k).blob("chosen") or b"")
+                        kept.setdefault(k, set()).add(federation.clients.store(k).read_value("chosen") or b"")
                     federation.reach_durable_point()
         assert all(len(blobs) == 1 for blobs in kept.values())
 

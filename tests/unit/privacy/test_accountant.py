@@ -11,26 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opacus.accountants import PRVAccountant, RDPAccountant
 
-from fedrpc.privacy.accountant import epsilons, merged, spent
+from fedrpc.privacy.accountant import compute_epsilon, compute_epsilons, merge_histories
 
 ENTRIES = st.lists(st.tuples(st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0.1, 1.0]), st.integers(0, 5)))
 
 
 def test_nothing_released_costs_nothing() -> None:
-    assert vars(epsilons((), 1e-5)) == {"gdp": 0.0, "rdp": 0.0, "prv": 0.0}
+    assert vars(compute_epsilons((), 1e-5)) == {"gdp": 0.0, "rdp": 0.0, "prv": 0.0}
 
 
-def test_at_sampling_rate_one_the_closed_form_is_told() -> None:
-    found = epsilons(((3 * 100 / math.sqrt(32), 1.0, 50),), 1e-5)
+def test_at_sampling_rate_one_the_closed_form_is_reported() -> None:
+    found = compute_epsilons(((3 * 100 / math.sqrt(32), 1.0, 50),), 1e-5)
     assert found.best == (found.gdp, "gdp")
     assert found.gdp == pytest.approx(0.466, rel=0.01)
     assert found.rdp == pytest.approx(0.512, rel=0.01)
     assert found.prv == pytest.approx(found.gdp, abs=0.02)
 
 
-def test_otherwise_it_is_opacus_to_the_last_bit() -> None:
+def test_below_sampling_rate_one_epsilon_equals_opacus_bit_for_bit() -> None:
     history = [(1.1, 0.05, 40), (0.9, 0.02, 7)]
-    found = epsilons(tuple(history), 1e-5)
+    found = compute_epsilons(tuple(history), 1e-5)
     for cls, value in ((RDPAccountant, found.rdp), (PRVAccountant, found.prv)):
         theirs = cls()
         theirs.history = list(history)
@@ -39,24 +39,24 @@ def test_otherwise_it_is_opacus_to_the_last_bit() -> None:
             assert value == theirs.get_epsilon(1e-5)
     assert found.gdp is None
     assert found.best == (found.rdp, "rdp")
-    assert spent(tuple(history), 1e-5) == found.rdp
+    assert compute_epsilon(tuple(history), 1e-5) == found.rdp
 
 
-def test_where_the_prv_accountant_fails_there_is_none_and_the_others_stand() -> None:
-    found = epsilons(((0.04 * 100 / math.sqrt(128), 1.0, 200),), 1e-5)
+def test_where_the_prv_accountant_fails_the_others_remain() -> None:
+    found = compute_epsilons(((0.04 * 100 / math.sqrt(128), 1.0, 200),), 1e-5)
     assert found.prv is None
     assert found.gdp == pytest.approx(969.6, rel=0.01)
     assert found.rdp >= found.gdp
 
 
-def test_no_noise_is_no_privacy() -> None:
-    assert spent(((0.0, 1.0, 1),), 1e-5) == math.inf
-    assert spent(((0.0, 0.5, 1),), 1e-5) == math.inf
+def test_without_noise_epsilon_is_infinite() -> None:
+    assert compute_epsilon(((0.0, 1.0, 1),), 1e-5) == math.inf
+    assert compute_epsilon(((0.0, 0.5, 1),), 1e-5) == math.inf
 
 
 @given(first=ENTRIES, second=ENTRIES)
 def test_merging_keeps_every_step(first, second) -> None:
-    whole = merged([tuple(first), tuple(second)])
+    whole = merge_histories([tuple(first), tuple(second)])
     flat = Counter()
     for noise, rate, steps in (*first, *second):
         flat[noise, rate] += steps
@@ -66,6 +66,6 @@ def test_merging_keeps_every_step(first, second) -> None:
 
 @pytest.mark.parametrize(("noise", "rate", "steps"), [(0.8, 0.01, 50), (1.0, 0.5, 1), (5.0, 1.0, 20), (1.3, 0.07, 9)])
 def test_more_steps_and_less_noise_cost_more(noise: float, rate: float, steps: int) -> None:
-    base = spent(((noise, rate, steps),), 1e-5)
-    assert spent(((noise, rate, steps + 1),), 1e-5) >= base
-    assert spent(((noise * 1.1, rate, steps),), 1e-5) <= base
+    base = compute_epsilon(((noise, rate, steps),), 1e-5)
+    assert compute_epsilon(((noise, rate, steps + 1),), 1e-5) >= base
+    assert compute_epsilon(((noise * 1.1, rate, steps),), 1e-5) <= base

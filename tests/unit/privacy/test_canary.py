@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedrpc.config import PrivacyConfig, TrainConfig
 from fedrpc.data.examples import Examples
-from fedrpc.privacy.accountant import spent
+from fedrpc.privacy.accountant import compute_epsilon
 from fedrpc.privacy.mechanisms import History, Trainings
 from fedrpc.seeds import derive, torch_generator
 from fedrpc.training.dpsgd import DpSgd
@@ -73,13 +73,13 @@ def measured(noise: float, batch: int) -> tuple[float, History]:
 
 
 @pytest.mark.parametrize("batch", [8, 4])
-def test_a_canary_tells_no_more_than_is_charged(batch: int) -> None:
+def test_a_canary_attack_finds_no_more_than_the_charged_epsilon(batch: int) -> None:
     found, history = measured(noise=0.8, batch=batch)
-    assert 0.2 < found <= spent(history, DELTA)
+    assert 0.2 < found <= compute_epsilon(history, DELTA)
 
 
 def test_the_attack_would_find_noise_that_was_never_added() -> None:
     """Trained with a tenth of the noise that a ledger claims: the bound is above the claim."""
     found, history = measured(noise=0.3, batch=8)
     claimed = tuple((10 * noise, rate, steps) for noise, rate, steps in history)
-    assert found > spent(claimed, DELTA)
+    assert found > compute_epsilon(claimed, DELTA)

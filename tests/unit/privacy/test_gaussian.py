@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from fedrpc.privacy.gaussian import classic_epsilon, delta_of, epsilon_of
+from fedrpc.privacy.gaussian import compute_classic_epsilon, compute_delta, solve_epsilon
 
 # Draws, values of a latent, noise; then epsilon at delta 1e-5 and 0.01 of one draw of the whole vector, of all draws,
 # and of all draws for three classes; means over 100 examples.
@@ -26,10 +26,10 @@ AUDIT = [
 
 @pytest.mark.parametrize(("draws", "length", "std", "one", "all_", "classes"), AUDIT)
 @pytest.mark.parametrize(("which", "delta"), [(0, 1e-5), (1, 0.01)])
-def test_the_audited_figures(draws, length, std, one, all_, classes, which, delta) -> None:
+def test_epsilons_equal_the_audited_values(draws, length, std, one, all_, classes, which, delta) -> None:
     mu = math.sqrt(length) / (100 * std)
     for expected, releases in ((one, 1), (all_, draws), (classes, 3 * draws)):
-        found = epsilon_of(mu * math.sqrt(releases), delta)
+        found = solve_epsilon(mu * math.sqrt(releases), delta)
         assert found == pytest.approx(expected[which], rel=0.01, abs=6e-4)  # the smallest figures have three decimals
 
 
@@ -42,33 +42,33 @@ def test_delta_is_what_integration_gives(mu: float, share: float) -> None:
     mass, _ = quad(
         lambda x: norm.pdf(x - mu) - math.exp(epsilon) * norm.pdf(x), start, max(start, mu) + 12, epsabs=1e-14
     )
-    assert delta_of(mu, epsilon) == pytest.approx(mass, rel=1e-6, abs=1e-13)
+    assert compute_delta(mu, epsilon) == pytest.approx(mass, rel=1e-6, abs=1e-13)
 
 
 @given(mu=st.floats(1e-3, 60), delta=st.floats(1e-9, 0.3))
 def test_epsilon_and_delta_are_inverse(mu: float, delta: float) -> None:
-    epsilon = epsilon_of(mu, delta)
+    epsilon = solve_epsilon(mu, delta)
     assert epsilon >= 0
     if epsilon > 0:
-        assert delta_of(mu, epsilon) == pytest.approx(delta, rel=1e-5)
+        assert compute_delta(mu, epsilon) == pytest.approx(delta, rel=1e-5)
     else:
-        assert delta_of(mu, 0.0) <= delta
+        assert compute_delta(mu, 0.0) <= delta
 
 
 @given(mu=st.floats(1e-3, 50), more=st.floats(1.01, 3), delta=st.floats(1e-8, 0.1))
-def test_more_is_more(mu: float, more: float, delta: float) -> None:
-    assert epsilon_of(mu * more, delta) >= epsilon_of(mu, delta)
-    assert epsilon_of(mu, delta / more) >= epsilon_of(mu, delta)
+def test_epsilon_grows_with_mu_and_falls_with_delta(mu: float, more: float, delta: float) -> None:
+    assert solve_epsilon(mu * more, delta) >= solve_epsilon(mu, delta)
+    assert solve_epsilon(mu, delta / more) >= solve_epsilon(mu, delta)
 
 
-def test_the_ends() -> None:
-    assert epsilon_of(0.0, 1e-5) == 0
-    assert epsilon_of(math.inf, 1e-5) == math.inf
-    with pytest.raises(ValueError, match="delta is between 0 and 1"):
-        epsilon_of(1.0, 0.0)
+def test_limits_of_mu_and_delta() -> None:
+    assert solve_epsilon(0.0, 1e-5) == 0
+    assert solve_epsilon(math.inf, 1e-5) == math.inf
+    with pytest.raises(ValueError, match="expected a delta between 0 and 1"):
+        solve_epsilon(1.0, 0.0)
 
 
-def test_the_classic_bound() -> None:
+def test_the_classic_bound_equals_the_textbook_formula() -> None:
     """FedDPMS's example: epsilon 0.5 at delta 0.01 takes 6.215, not the 3.9 that a decimal logarithm gives."""
-    assert classic_epsilon(6.215, 0.01) == pytest.approx(0.5, rel=1e-4)
-    assert classic_epsilon(100 * 0.03, 1e-5) == pytest.approx(1.61, rel=0.01)
+    assert compute_classic_epsilon(6.215, 0.01) == pytest.approx(0.5, rel=1e-4)
+    assert compute_classic_epsilon(100 * 0.03, 1e-5) == pytest.approx(1.61, rel=0.01)

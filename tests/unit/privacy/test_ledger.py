@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedrpc.errors import WireError
-from fedrpc.privacy.ledger import GENESIS, UNCOVERED, PrivacyFile, Release, chained, releases
+from fedrpc.privacy.ledger import GENESIS, UNCOVERED, PrivacyFile, Release, hash_row, list_releases
 from fedrpc.privacy.mechanisms import Guarantee
-from fedrpc.privacy.summary import read, summarise
+from fedrpc.privacy.summary import read_rows, summarise
 from fedrpc.wire.codec import encode
 from fedrpc.wire.kinds import Kind
 from tests.unit.wire.messages import everything
@@ -21,8 +21,8 @@ def chain(client: int, count: int) -> tuple[list[str], list[bytes]]:
     rows, heads, head = [], [], GENESIS
     for index in range(count):
         where = {"client": client, "round": index, "phase": "fit"}
-        rows.append(Release(Kind.WEIGHTS, ("weights",), where=where).row(index, head))
-        head = chained(head, rows[-1])
+        rows.append(Release(Kind.WEIGHTS, ("weights",), where=where).to_row(index, head))
+        head = hash_row(head, rows[-1])
         heads.append(head)
     return rows, heads
 
@@ -37,7 +37,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 
 def test_each_data_derived_kind_of_an_answer_is_one_release():
-    found = releases(encode(everything()).parts, {}, {"client": 3})
+    found = list_releases(encode(everything()).kinds, {}, {"client": 3})
     by_kind = {release.kind: release.parts for release in found}
     assert Kind.ENVELOPE not in by_kind
     assert by_kind[Kind.WEIGHTS] == ("weights",)
@@ -46,25 +46,25 @@ def test_each_data_derived_kind_of_an_answer_is_one_release():
 
 
 def test_a_release_without_a_mechanism_says_so():
-    plain = json.loads(Release(Kind.WEIGHTS, ("w",)).row(0, GENESIS))
+    plain = json.loads(Release(Kind.WEIGHTS, ("w",)).to_row(0, GENESIS))
     assert plain["mechanism"] is None
-    assert plain["covers"].startswith("no guarantee")
+    assert (plain["coverage"], plain["covers"]) == ("none", "no guarantee: released without noise")
     promise = Guarantee("gaussian", {"sigma": 2.0}, "theorem 1")
-    noisy = json.loads(Release(Kind.WEIGHTS, ("w",), promise).row(0, GENESIS))
+    noisy = json.loads(Release(Kind.WEIGHTS, ("w",), promise).to_row(0, GENESIS))
     assert (noisy["mechanism"], noisy["parameters"], noisy["covers"]) == ("gaussian", {"sigma": 2.0}, "theorem 1")
 
 
-def test_rows_are_filed_with_their_hashes(path):
+def test_rows_are_written_with_their_hashes(path):
     rows, heads = chain(1, 3)
     file = PrivacyFile(path)
-    assert file.head(1) == (0, GENESIS)
+    assert file.get_head(1) == (0, GENESIS)
     assert file.extend(1, 0, rows) == 3
-    assert file.head(1) == (3, heads[-1])
+    assert file.get_head(1) == (3, heads[-1])
     file.close()
     assert [bytes.fromhex(str(row["hash"])) for row in lines(path)] == heads
 
 
-def test_rows_that_are_here_already_are_not_filed_again(path):
+def test_rows_that_the_file_has_are_not_written_again(path):
     rows, heads = chain(1, 4)
     file = PrivacyFile(path)
     file.extend(1, 0, rows[:2])
@@ -72,7 +72,7 @@ def test_rows_that_are_here_already_are_not_filed_again(path):
     assert file.extend(1, 1, rows[1:]) == 4
     assert file.extend(1, 4, []) == 4
     file.close()
-    assert file.head(1) == (4, heads[-1])
+    assert file.get_head(1) == (4, heads[-1])
     assert [row["index"] for row in lines(path)] == [0, 1, 2, 3]
 
 
@@ -81,7 +81,7 @@ def test_every_client_has_a_chain_of_its_own(path):
     for client in (0, 1):
         file.extend(client, 0, chain(client, 2)[0])
     file.extend(0, 2, chain(0, 3)[0][2:])
-    assert (file.head(0)[0], file.head(1)[0]) == (3, 2)
+    assert (file.get_head(0)[0], file.get_head(1)[0]) == (3, 2)
     file.close()
 
 
@@ -101,6 +101,7 @@ def wrong_rows() -> dict[str, tuple[int, list[str]]]:
         "no previous": (2, ['{"client": 1}']),
         "no kind": (2, [json.dumps(lost)]),
         "no covers": (2, [json.dumps(unsaid)]),
+        "a coverage that does not exist": (2, [rows[2].replace('"coverage":"none"', '"coverage":"some"')]),
         "a kind that is none": (2, [json.dumps(lost | {"kind": "gossip"})]),
         "a kind that is no text": (2, [json.dumps(lost | {"kind": [1]})]),
         "good, then bad": (2, [rows[2], "{"]),
@@ -114,12 +115,12 @@ def test_rows_that_do_not_continue_the_chain_are_refused_and_leave_no_trace(path
     file.extend(1, 0, rows[:2])
     with pytest.raises(WireError, match="client 1"):
         file.extend(1, *wrong_rows()[what])
-    assert file.head(1) == (2, heads[1])
+    assert file.get_head(1) == (2, heads[1])
     assert file.extend(1, 2, rows[2:]) == 4
     file.close()
     assert [row["index"] for row in lines(path)] == [0, 1, 2, 3]
     again = PrivacyFile(path)
-    assert again.head(1) == (4, heads[3])
+    assert again.get_head(1) == (4, heads[3])
     again.close()
 
 
@@ -129,7 +130,7 @@ def test_a_restart_goes_on_where_it_was(path):
     file.extend(1, 0, rows[:2])
     file.close()
     again = PrivacyFile(path)
-    assert again.head(1) == (2, heads[1])
+    assert again.get_head(1) == (2, heads[1])
     assert again.extend(1, 2, rows[2:]) == 3
     again.close()
     assert len(lines(path)) == 3
@@ -142,7 +143,7 @@ def test_a_torn_last_row_is_sent_again(path):
     file.close()
     path.write_bytes(path.read_bytes()[:-10])
     again = PrivacyFile(path)
-    assert again.head(1) == (2, heads[1])
+    assert again.get_head(1) == (2, heads[1])
     again.extend(1, 2, rows[2:])
     again.close()
     assert [row["index"] for row in lines(path)] == [0, 1, 2]
@@ -153,7 +154,7 @@ def test_the_summary_counts_what_left_and_promises_nothing(path):
     for client in range(3):
         file.extend(client, 0, chain(client, 2)[0])
     file.close()
-    got = summarise(read(path), 1e-5)
+    got = summarise(read_rows(path), 1e-5)
     assert got["epsilon"] is None
     assert got["releases"]["weights"]["count"] == 6
     assert "weights left clients uncovered" in got["reason"]
@@ -166,27 +167,27 @@ def test_one_uncovered_release_uncovers_its_kind(path, covered_first):
     rows, head = [], GENESIS
     for index, guarantee in enumerate(guarantees):
         where = {"client": 0, "round": index, "phase": "fit"}
-        rows.append(Release(Kind.LATENT_MEANS, ("means",), guarantee, where).row(index, head))
-        head = chained(head, rows[-1])
+        rows.append(Release(Kind.LATENT_MEANS, ("means",), guarantee, where).to_row(index, head))
+        head = hash_row(head, rows[-1])
     file = PrivacyFile(path)
     file.extend(0, 0, rows)
     file.close()
-    got = summarise(read(path), 1e-5)
-    assert got["releases"]["latent_means"]["covers"].startswith("no guarantee")
+    got = summarise(read_rows(path), 1e-5)
+    assert got["releases"]["latent_means"]["covers"] == UNCOVERED.covers
     assert "latent_means left clients uncovered" in got["reason"]
 
 
 def test_a_run_that_released_nothing_says_so(tmp_path):
-    got = summarise(read(tmp_path / "none.jsonl"), 1e-5)
+    got = summarise(read_rows(tmp_path / "none.jsonl"), 1e-5)
     assert got["releases"] == {}
     assert got["reason"] == "nothing left a client"
 
 
-def test_the_chain_knows_every_bit_of_a_row():
+def test_the_hash_depends_on_every_bit_of_a_row_and_its_predecessor():
     row = chain(1, 1)[0][0]
-    assert chained(GENESIS, row) != chained(GENESIS, row + " ")
-    assert chained(GENESIS, row) != chained(b"\1" * 32, row)
-    assert len(chained(GENESIS, row)) == 32
+    assert hash_row(GENESIS, row) != hash_row(GENESIS, row + " ")
+    assert hash_row(GENESIS, row) != hash_row(b"\1" * 32, row)
+    assert len(hash_row(GENESIS, row)) == 32
 
 
 @pytest.mark.parametrize(
@@ -204,17 +205,17 @@ def test_the_chain_knows_every_bit_of_a_row():
     ],
 )
 def test_histories_that_would_stop_an_accountant_are_refused(path, history):
-    row = Release(Kind.WEIGHTS, ("w",), where={"client": 1, "round": 0, "phase": "fit"}).row(0, GENESIS)
+    row = Release(Kind.WEIGHTS, ("w",), where={"client": 1, "round": 0, "phase": "fit"}).to_row(0, GENESIS)
     hostile = json.dumps(json.loads(row) | {"history": history}, separators=(",", ":"))
     file = PrivacyFile(path)
-    with pytest.raises(WireError, match="can not be read"):
+    with pytest.raises(WireError, match="cannot be read"):
         file.extend(1, 0, [hostile])
     file.close()
 
 
-def test_a_promise_without_a_cost_is_none(path):
+def test_a_guarantee_without_a_cost_counts_as_uncovered(path):
     row = Release(Kind.WEIGHTS, ("w",), Guarantee(None, {}, "trust me"), {"client": 0, "round": 0, "phase": "fit"})
     file = PrivacyFile(path)
-    file.extend(0, 0, [row.row(0, GENESIS)])
+    file.extend(0, 0, [row.to_row(0, GENESIS)])
     file.close()
-    assert summarise(read(path), 1e-5)["epsilon"] is None
+    assert summarise(read_rows(path), 1e-5)["epsilon"] is None

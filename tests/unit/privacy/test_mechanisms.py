@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedrpc.privacy.mechanisms import Gaussian, no_guarantee, public
+from fedrpc.privacy.mechanisms import Coverage, Gaussian, no_guarantee, public
 
 
 def stream(seed: int = 0) -> torch.Generator:
@@ -35,14 +35,14 @@ def test_the_promise_is_noise_over_sensitivity_for_each_draw() -> None:
 
 def test_without_noise_there_is_no_guarantee() -> None:
     mechanism = Gaussian(0.0, 0.5, covers="anything")
-    assert mechanism.guarantee.covers.startswith("no guarantee")
+    assert mechanism.guarantee.coverage is Coverage.NONE
     assert mechanism.guarantee.history == ()
     value = torch.randn(3)
     assert torch.equal(mechanism.apply(value, stream()), value)
 
 
 @pytest.mark.parametrize(("std", "sensitivity", "draws"), [(-1, 1, 1), (1, 0, 1), (1, 1, 0), (float("nan"), 1, 1)])
-def test_sizes_that_make_no_sense(std: float, sensitivity: float, draws: int) -> None:
+def test_invalid_noise_sensitivity_or_draws_are_refused(std: float, sensitivity: float, draws: int) -> None:
     with pytest.raises(ValueError, match="expected noise"):
         Gaussian(std, sensitivity, draws=draws, covers="")
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from fedrpc.privacy.accountant import epsilons
-from fedrpc.privacy.ledger import releases
-from fedrpc.privacy.mechanisms import REPLACE_ONE, ZERO_OUT, Guarantee
+from fedrpc.privacy.accountant import compute_epsilons
+from fedrpc.privacy.ledger import list_releases
+from fedrpc.privacy.mechanisms import REPLACE_ONE, ZERO_OUT, Coverage, Guarantee
 from fedrpc.privacy.summary import summarise
 from fedrpc.wire.kinds import Kind
-from fedrpc.wire.v1 import coordinator_pb2 as pb
 
 DELTA = 1e-5
 
@@ -19,15 +18,16 @@ DELTA = 1e-5
 def row(client: int = 0, kind: str = "weights", steps: int = 0, **changes: Any) -> dict[str, Any]:
     covers = "record-level, all" if steps else "no guarantee: released without noise"
     history = [[2.0, 1.0, steps]] if steps else []
-    base = {"client": client, "kind": kind, "covers": covers, "parameters": {}, "history": history}
+    coverage = Coverage.COVERED if steps else Coverage.NONE
+    base = {"client": client, "kind": kind, "covers": covers, "coverage": coverage, "history": history}
     return base | {"adjacency": REPLACE_ONE if steps else ""} | changes
 
 
 def cost(steps: int) -> float:
-    return epsilons(((2.0, 1.0, steps),), DELTA).best[0]
+    return compute_epsilons(((2.0, 1.0, steps),), DELTA).best[0]
 
 
-def test_the_client_that_spent_most_is_told() -> None:
+def test_the_client_that_spent_most_is_reported() -> None:
     found = summarise([row(0, steps=1), row(1, steps=2), row(1, steps=3), row(0, steps=2)], DELTA)
     assert found["epsilon"] == pytest.approx(cost(5))
     assert (found["accountant"], found["reason"]) == ("gdp", None)
@@ -36,7 +36,7 @@ def test_the_client_that_spent_most_is_told() -> None:
     assert summarise([row(steps=1)], DELTA, "secret")["noise"].startswith("secret noise")
 
 
-def test_one_bare_part_leaves_the_run_without_an_epsilon_and_a_covered_kind_with_one() -> None:
+def test_one_uncovered_part_leaves_the_run_without_an_epsilon_and_a_covered_kind_with_one() -> None:
     found = summarise([row(kind="latent_means", steps=4), row(kind="weights")], DELTA)
     assert found["epsilon"] is None
     assert found["reason"] == "no guarantee: weights left clients uncovered"
@@ -45,7 +45,7 @@ def test_one_bare_part_leaves_the_run_without_an_epsilon_and_a_covered_kind_with
 
 
 def test_what_is_public_costs_nothing_and_uncovers_nothing() -> None:
-    public = row(kind="scalars", covers="public: taken as known")
+    public = row(kind="scalars", covers="public: taken as known", coverage=Coverage.PUBLIC)
     found = summarise([row(steps=1), public], DELTA)
     assert found["epsilon"] == pytest.approx(cost(1))
     assert found["releases"]["scalars"] == {
@@ -67,8 +67,7 @@ def test_different_neighbours_are_not_added_up() -> None:
 def test_parts_that_share_a_guarantee_are_charged_once() -> None:
     promise = Guarantee("dp-sgd", {}, "record-level, all", ((2.0, 1.0, 3),), ZERO_OUT)
     kinds = {"weights": Kind.WEIGHTS, "head": Kind.WEIGHTS, "moments": Kind.MOMENTS}
-    parts = [pb.Part(name=name, kind=pb.Kind.ValueType(kind)) for name, kind in kinds.items()]
-    found = releases(parts, dict.fromkeys(kinds, promise), {"client": 0})
+    found = list_releases(kinds, dict.fromkeys(kinds, promise), {"client": 0})
     assert [(release.kind, release.parts) for release in found] == [
         (Kind.WEIGHTS, ("weights", "head")),
         (Kind.MOMENTS, ("moments",)),
@@ -78,7 +77,7 @@ def test_parts_that_share_a_guarantee_are_charged_once() -> None:
         row(
             kind=release.kind.label,
             covers=release.guarantee.covers,
-            parameters=release.guarantee.parameters,
+            coverage=release.guarantee.coverage,
             history=[list(entry) for entry in release.guarantee.history],
             adjacency=release.guarantee.adjacency,
         )

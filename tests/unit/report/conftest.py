@@ -13,7 +13,7 @@ import pytest
 from fedrpc.config import RunConfig, to_toml
 from fedrpc.data.partition import make_partition
 from fedrpc.data.partition_summary import summarize_partition
-from fedrpc.wire.ledger import Key, Sums, to_json, totals
+from fedrpc.wire.ledger import Key, Sums, compute_totals, to_json
 
 MakeRun = Callable[..., Path]
 
@@ -60,7 +60,7 @@ def records(
 
 
 def make_summary(config: RunConfig, rows: list[tuple[Key, Sums]], history: list[dict[str, Any]]) -> dict[str, Any]:
-    sums = totals(dict(rows))
+    sums = compute_totals(dict(rows))
     for direction, extra in (("down", 1234), ("up", 4321)):
         sums["total"][direction]["kernel"] = sums["total"][direction]["message"] + extra
     finished = [row for row in history if row["event"] == "round_finished" and "accuracy" in row]
@@ -110,9 +110,10 @@ def make_summary(config: RunConfig, rows: list[tuple[Key, Sums]], history: list[
 
 def release(client: int, index: int, kind: str, mechanism: str | None = None) -> dict[str, Any]:
     covers = "Theorem 1" if mechanism else "no guarantee: released without noise"
+    coverage = "covered" if mechanism else "none"
     parameters = {"sigma": 0.5} if mechanism else {}
     row = {"index": index, "client": client, "round": index, "phase": "fit", "kind": kind, "parts": [kind]}
-    return row | {"mechanism": mechanism, "parameters": parameters, "covers": covers}
+    return row | {"mechanism": mechanism, "parameters": parameters, "covers": covers, "coverage": coverage}
 
 
 def lines(rows: Any) -> str:

@@ -170,7 +170,7 @@ def test_epsilon_is_shown_with_its_accountant_and_the_source_of_noise(make_run: 
         make_run(), privacy=privacy | {"releases": {"weights": {"count": 1, "epsilon": 3.25, "delta": 1e-5}}}
     )
     row = {"index": 0, "client": 0, "round": 0, "phase": "fit", "kind": "weights", "parts": ["weights"]}
-    row |= {"mechanism": "gaussian", "parameters": {"sigma": 0.5}, "covers": "Theorem 1"}
+    row |= {"mechanism": "gaussian", "parameters": {"sigma": 0.5}, "covers": "Theorem 1", "coverage": "covered"}
     (folder / "privacy.jsonl").write_text(json.dumps(row) + "\n")
     text = "\n".join(parse_page(write_page(folder)).text)
     for expected in (

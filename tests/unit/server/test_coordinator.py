@@ -21,7 +21,7 @@ from fedrpc.server.mailbox import Mailbox, Task
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import Desk
 from fedrpc.server.spool import Spool
-from fedrpc.server.summary import model_sha256
+from fedrpc.server.summary import hash_model
 from fedrpc.wire import ledger
 from fedrpc.wire.ledger import LedgerFile
 from fedrpc.wire.tcpinfo import Meter
@@ -91,7 +91,7 @@ def small(method: Any = "fedavg", **values: Any) -> Problem:
 def without_features() -> Iterator[None]:
     """Measures of features take longer than all the rest, and have a test of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Evaluator, "features", lambda self, weights: {})
+        patch.setattr(Evaluator, "measure_features", lambda self, weights: {})
         yield
 
 
@@ -110,10 +110,10 @@ def test_the_run_directory_is_what_the_summary_says(finished):
     out, result = finished
     summary = json.loads((out / "summary.json").read_text())
     assert summary == json.loads(json.dumps(result))
-    assert model_sha256(load_file(out / "model.safetensors")) == summary["model_sha256"]
+    assert hash_model(load_file(out / "model.safetensors")) == summary["model_sha256"]
     rows = [row["event"] for row in read_records(out / "records.jsonl") if row["event"] == "round_finished"]
     assert len(rows) == summary["num_rounds"] == 2
-    assert dict(ledger.read(out / "ledger.jsonl"))
+    assert dict(ledger.read_rows(out / "ledger.jsonl"))
     assert (out / "checkpoints" / "manifest.json").exists()
 
 
@@ -132,7 +132,7 @@ def test_both_ledgers_agree(finished):
     assert check["clients"] == 4
 
 
-def test_accuracy_was_judged_after_every_round(finished):
+def test_accuracy_is_evaluated_after_every_round(finished):
     rows = [row for row in read_records(finished[0] / "records.jsonl") if row["event"] == "evaluated"]
     assert [row["round"] for row in rows] == [0, 1]
     assert finished[1]["accuracy"]["global"] == rows[-1]["accuracy"]
@@ -206,13 +206,13 @@ def test_a_damaged_checkpoint_is_never_gone_on_from(tmp_path):
         Life(tmp_path, small(rounds=2)).run()
 
 
-def test_clients_judge_on_their_own_tests(tmp_path):
+def test_clients_evaluate_on_their_own_tests(tmp_path):
     result = Life(tmp_path, small(local_test=0.3, rounds=1)).run()
     [row] = [row for row in read_records(tmp_path / "records.jsonl") if row["event"] == "evaluated"]
     assert sorted(row["per_client"]) == ["0", "1", "2", "3"]
     assert "client_mean" in result["accuracy"]
     assert result["bytes"]["method"]["up"]["by_kind"]["weights"]["tensor"] > 0
-    phases = {key.phase for key, _ in ledger.read(tmp_path / "ledger.jsonl")}
+    phases = {key.phase for key, _ in ledger.read_rows(tmp_path / "ledger.jsonl")}
     assert "evaluate" in phases
     predicted = result["bytes"]["predicted"]["total"]
     assert predicted == sum(result["bytes"]["method"][side]["tensor"] for side in ("down", "up"))
@@ -227,7 +227,7 @@ def test_a_run_without_enough_clients_says_who_is_missing(tmp_path):
 def test_no_rounds_is_a_run_with_the_initial_model(tmp_path):
     problem = small(rounds=0)
     result = Life(tmp_path, problem).run()
-    assert result["model_sha256"] == model_sha256(problem.method.model(problem.method.init(problem.env)))
+    assert result["model_sha256"] == hash_model(problem.method.model(problem.method.init(problem.env)))
     assert result["accuracy"] == {}
 
 

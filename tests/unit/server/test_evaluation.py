@@ -7,48 +7,48 @@ import torch
 
 from fedrpc.metrics.evaluate import Evaluation
 from fedrpc.models.state import read_tensors
-from fedrpc.server.evaluation import Evaluator, of_classes, of_clients
+from fedrpc.server.evaluation import Evaluator, summarise_classes, summarise_clients
 from tests.fakes import CPU, mlp, problem_of
 
 
 def test_classes_are_recalls_and_their_variance():
-    found = of_classes(Evaluation(30, 20, 1.0, (10, 5, 0), (10, 10, 0)))
+    found = summarise_classes(Evaluation(30, 20, 1.0, (10, 5, 0), (10, 10, 0)))
     assert found["per_class"] == [100, 50, None]
     assert found["class_variance"] == pytest.approx(625)
 
 
-def test_clients_are_counts_and_how_evenly_they_are_served():
+def test_clients_are_summarised_by_counts_and_fairness():
     counts = {0: {"correct": 5, "of": 10}, 1: {"correct": 10, "of": 10}, 2: {"correct": 0, "of": 0}}
-    found = of_clients(counts)
+    found = summarise_clients(counts)
     assert found["per_client"] == counts
     assert found["client_mean"] == pytest.approx(75)
     assert found["client_variance"] == pytest.approx(625)
-    assert of_clients({0: {"correct": 0, "of": 0}}) == {"per_client": {0: {"correct": 0, "of": 0}}}
+    assert summarise_clients({0: {"correct": 0, "of": 0}}) == {"per_client": {0: {"correct": 0, "of": 0}}}
 
 
-def test_a_judge_counts_the_external_test_and_uses_the_weights_it_is_given():
+def test_an_evaluator_counts_the_external_test_with_the_weights_it_gets():
     problem = problem_of("fedavg", build=mlp)
-    judge = Evaluator(problem, CPU)
+    evaluator = Evaluator(problem, CPU)
     weights = read_tensors(problem.network())
     biased = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     biased["3.bias"][4] = 1.0
-    first = judge.judge(weights)
-    fourth = judge.judge(biased)
+    first = evaluator.evaluate(weights)
+    fourth = evaluator.evaluate(biased)
     assert fourth.num_examples == first.num_examples == len(problem.dataset.test)
     assert fourth.num_correct == fourth.per_class_correct[4] == fourth.per_class_total[4]
-    assert judge.judge(weights) == first
+    assert evaluator.evaluate(weights) == first
 
 
-def test_a_network_without_stages_has_no_features_to_tell_of():
+def test_a_network_without_stages_has_no_feature_metrics():
     problem = problem_of("fedavg", build=mlp)
-    assert Evaluator(problem, CPU).features(read_tensors(problem.network())) == {}
+    assert Evaluator(problem, CPU).measure_features(read_tensors(problem.network())) == {}
 
 
 def test_features_are_the_same_again():
     problem = problem_of("fedavg")
     weights = read_tensors(problem.network())
-    judge = Evaluator(problem, CPU)
-    found = judge.features(weights)
-    assert found == judge.features(weights)
+    evaluator = Evaluator(problem, CPU)
+    found = evaluator.measure_features(weights)
+    assert found == evaluator.measure_features(weights)
     assert 0 <= found["dcor_null"] <= 1
     assert 0 <= found["dcor2"] <= found["dcor"] <= 1

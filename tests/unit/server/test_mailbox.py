@@ -12,6 +12,8 @@ import torch
 from fedrpc.config import LimitsConfig
 from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Question, Task
 from fedrpc.server.roster import Roster, Session
+from fedrpc.wire.envelope import Cancel, Idle
+from fedrpc.wire.frames import build_inline_chunks
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.fakes import asynchronous, task_of
 from tests.unit.server.clock import Clock
@@ -54,7 +56,7 @@ class Post:
         """A client comes again."""
         session, old = self.roster.join(client, instance)
         if old:
-            self.mailbox.session_replaced(old)
+            self.mailbox.replace_session(old)
         self.sessions[client] = session
         await settle()
         return session
@@ -103,7 +105,7 @@ async def test_a_task_waits_for_the_poll():
 
 @pytest.mark.parametrize("parallel", [1, 2, 8, 0])
 @asynchronous
-async def test_tasks_are_leased_in_cohort_order_and_at_most_so_many(parallel):
+async def test_tasks_are_leased_in_cohort_order_up_to_the_limit(parallel):
     post = Post(8, parallel)
     await post.poll(*reversed(range(8)))
     tasks = post.tasks()
@@ -115,7 +117,7 @@ async def test_tasks_are_leased_in_cohort_order_and_at_most_so_many(parallel):
         out = [task.client for task in tasks if task.leased and not task.done]
         assert len(out) <= limit
         leased += [client for client in out if client not in leased]
-        post.mailbox.answered(tasks[out[-1]], Path(f"reply-{out[-1]}"))
+        post.mailbox.accept_reply(tasks[out[-1]], Path(f"reply-{out[-1]}"))
     assert leased == list(range(8))
     assert all(task.done for task in tasks)
 
@@ -138,10 +140,10 @@ async def test_a_busy_client_never_gets_a_second_task():
     post.mailbox.post([first, second])
     await settle()
     assert post.got(0) is first
-    post.mailbox.delivered(Delivery(first, 0))
+    post.mailbox.mark_delivered(Delivery(first, 0))
     await post.poll(0)
     assert post.got(0) is None
-    post.mailbox.answered(first, Path("reply"))
+    post.mailbox.accept_reply(first, Path("reply"))
     await settle()
     assert post.got(0) is second
 
@@ -152,7 +154,7 @@ async def test_a_newer_poll_replaces_an_older_one():
     await post.poll(0)
     older = post.polls[0]
     await post.poll(0)
-    assert isinstance(older.result(), pb.Idle)
+    assert isinstance(older.result(), Idle)
     [task] = post.tasks()
     post.mailbox.post([task])
     await settle()
@@ -178,7 +180,7 @@ async def test_a_lost_session_gives_its_task_back_with_the_next_attempt(clock):
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.delivered(Delivery(task, 0))
+    post.mailbox.mark_delivered(Delivery(task, 0))
     clock.advance(6)
     post.mailbox.reap()
     assert post.here == []
@@ -209,7 +211,7 @@ async def test_a_client_that_joins_again_gets_its_task_again():
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.delivered(Delivery(task, 0))
+    post.mailbox.mark_delivered(Delivery(task, 0))
     await post.rejoin(0)
     await post.poll(0)
     assert post.got(0) is task
@@ -223,7 +225,7 @@ async def test_joining_again_ends_the_old_poll():
     older = post.polls[0]
     await post.rejoin(0)
     await settle()
-    assert isinstance(older.result(), pb.Idle)
+    assert isinstance(older.result(), Idle)
 
 
 @asynchronous
@@ -233,7 +235,7 @@ async def test_a_delivery_that_breaks_is_made_again():
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.undelivered(Delivery(task, 0))
+    post.mailbox.return_to_queue(Delivery(task, 0))
     assert (task.leased, task.attempt) == (False, 1)
     await post.poll(0)
     assert post.got(0) is task
@@ -250,9 +252,9 @@ async def test_an_old_delivery_that_breaks_late_does_not_disturb_the_new_one(clo
     await post.poll(0)
     assert post.got(0) is task
     assert task.attempt == 1
-    post.mailbox.undelivered(Delivery(task, 0))  # the stream of the old session ends only now
+    post.mailbox.return_to_queue(Delivery(task, 0))  # the stream of the old session ends only now
     assert (task.leased, task.attempt) == (True, 1)
-    post.mailbox.delivered(Delivery(task, 0))
+    post.mailbox.mark_delivered(Delivery(task, 0))
     assert task.delivered_at is None, "the deadline is of the delivery that counts"
     await post.poll(0)
     assert post.got(0) is None, "the client is busy with it"
@@ -273,17 +275,17 @@ async def test_a_poll_that_breaks_off_just_when_it_is_woken_loses_no_task():
 
 
 @asynchronous
-async def test_a_task_does_not_go_to_a_session_that_was_replaced_meanwhile():
+async def test_a_task_is_not_delivered_to_a_replaced_session():
     post = Post(1)
     [task] = post.tasks()
     await post.poll(0)
     older = post.polls[0]
     post.mailbox.post([task])
     session, old = post.roster.join(0, "a")
-    post.mailbox.session_replaced(old)
+    post.mailbox.replace_session(old)
     post.sessions[0] = session
     await settle()
-    assert isinstance(older.result(), pb.Idle)
+    assert isinstance(older.result(), Idle)
     await post.poll(0)
     assert post.got(0) is task
     assert task.attempt == 1
@@ -303,7 +305,7 @@ async def test_the_deadline_starts_with_the_delivery(clock):
     clock.advance(1000)
     post.mailbox.reap()
     assert not task.done
-    post.mailbox.delivered(Delivery(task, 0))
+    post.mailbox.mark_delivered(Delivery(task, 0))
     await post.poll(0)
     clock.advance(100)
     post.mailbox.reap()
@@ -312,7 +314,7 @@ async def test_the_deadline_starts_with_the_delivery(clock):
     post.mailbox.reap()
     assert reason(task) == "no answer within 100 s"
     await settle()
-    assert post.got(0) == pb.Cancel(task_id=task.task_id, reason="no answer within 100 s")
+    assert post.got(0) == Cancel(task_id=task.task_id, reason="no answer within 100 s")
 
 
 @asynchronous
@@ -322,7 +324,7 @@ async def test_an_answer_that_is_coming_in_has_twice_the_time_and_no_more(clock)
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.delivered(Delivery(task, 0))
+    post.mailbox.mark_delivered(Delivery(task, 0))
     await post.poll(0)
     task.receiving = 1
     clock.advance(200)
@@ -335,7 +337,7 @@ async def test_an_answer_that_is_coming_in_has_twice_the_time_and_no_more(clock)
 
 
 @asynchronous
-async def test_an_absent_client_is_given_up_after_a_while(clock):
+async def test_the_tasks_of_an_absent_client_end_after_the_limit(clock):
     post = Post(2, absent_s=60)
     post.roster.close(post.sessions[1])
     await post.poll(0)
@@ -397,7 +399,7 @@ async def test_a_client_that_waits_for_a_free_lease_is_not_absent(clock):
     await post.poll(0, 1)
     post.mailbox.post(tasks)
     await settle()
-    post.mailbox.delivered(Delivery(tasks[0], 0))
+    post.mailbox.mark_delivered(Delivery(tasks[0], 0))
     await post.poll(0)
     clock.advance(100)
     post.mailbox.reap()
@@ -414,11 +416,11 @@ async def test_a_cancel_reaches_the_next_poll():
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.delivered(Delivery(task, 0))
+    post.mailbox.mark_delivered(Delivery(task, 0))
     post.mailbox.withdraw([task], "the round is over")
     assert reason(task) == "the round is over"
     await post.poll(0)
-    assert post.got(0) == pb.Cancel(task_id=task.task_id, reason="the round is over")
+    assert post.got(0) == Cancel(task_id=task.task_id, reason="the round is over")
     await post.poll(0)
     assert post.got(0) is None, "told once"
 
@@ -430,7 +432,7 @@ async def test_a_cancel_wakes_a_parked_poll_and_then_comes_the_next_task():
     await post.poll(0)
     post.mailbox.post([first])
     await settle()
-    post.mailbox.delivered(Delivery(first, 0))
+    post.mailbox.mark_delivered(Delivery(first, 0))
     await post.poll(0)
     post.mailbox.withdraw([first], "why")
     post.mailbox.post([second])
@@ -447,23 +449,23 @@ async def test_a_cancel_is_not_lost_with_the_poll_that_would_have_brought_it():
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.delivered(Delivery(task, 0))
+    post.mailbox.mark_delivered(Delivery(task, 0))
     await post.poll(0)
     post.mailbox.withdraw([task], "why")
     post.polls[0].cancel()
     await settle()
     await post.poll(0)
-    assert post.got(0) == pb.Cancel(task_id=task.task_id, reason="why")
+    assert post.got(0) == Cancel(task_id=task.task_id, reason="why")
 
 
 @asynchronous
-async def test_withdrawing_what_nobody_works_on_tells_nobody():
+async def test_withdrawing_a_task_that_is_not_leased_sends_no_cancel():
     post = Post(2)
     one, two = post.tasks()
     await post.poll(0)
     post.mailbox.post([one])
     await settle()
-    post.mailbox.answered(one, Path("reply"))
+    post.mailbox.accept_reply(one, Path("reply"))
     post.mailbox.post([two])
     post.mailbox.withdraw([one, two], "why")
     assert one.outcome.result() == Path("reply")
@@ -480,7 +482,7 @@ async def test_a_second_answer_is_a_duplicate_and_a_late_one_is_late():
     await post.poll(0, 1)
     post.mailbox.post([one, two])
     assert post.mailbox.find(one.task_id) is one
-    post.mailbox.answered(one, Path("reply"))
+    post.mailbox.accept_reply(one, Path("reply"))
     post.mailbox.withdraw([two], "why")
     assert post.mailbox.find(one.task_id) is None
     assert post.mailbox.find(two.task_id) is None
@@ -489,13 +491,13 @@ async def test_a_second_answer_is_a_duplicate_and_a_late_one_is_late():
 
 
 @asynchronous
-async def test_a_client_that_says_why_it_has_no_answer_is_free_again():
+async def test_a_client_that_reports_a_failure_is_free_again():
     post = Post(1)
     first, second = post.task(0), post.task(0, step=1)
     await post.poll(0)
     post.mailbox.post([first, second])
     await settle()
-    post.mailbox.failed(first, "ValueError: no")
+    post.mailbox.accept_failure(first, "ValueError: no")
     assert reason(first) == "ValueError: no"
     await post.poll(0)
     assert post.got(0) is second
@@ -510,25 +512,25 @@ async def test_the_end_of_the_run_reaches_parked_and_later_polls():
     await post.poll(1)
     await settle()
     for client in (0, 1):
-        assert post.got(client) == pb.Idle(finished=True, reason="the run is complete", durable=9)
+        assert post.got(client) == Idle(finished=True, reason="the run is complete", durable=9)
 
 
 @asynchronous
 async def test_memory_of_old_answers_is_bounded():
     post = Post(1)
     for step in range(10_050):
-        post.mailbox.answered(task_of(0, None, step=step), Path("reply"))
+        post.mailbox.accept_reply(task_of(0, None, step=step), Path("reply"))
     assert len(post.mailbox._ended) == 10_000
 
 
 @asynchronous
-async def test_a_question_that_can_not_be_encoded_is_the_methods_mistake():
+async def test_a_question_that_cannot_be_encoded_raises_in_ask():
     post = Post(1)
     first, second = post.task(0), post.task(0, step=1)
     await post.poll(0)
     post.mailbox.post([first, second])
     await settle()
-    post.mailbox.broken(first, TypeError("no such field"))
+    post.mailbox.fail_question(first, TypeError("no such field"))
     with pytest.raises(TypeError, match="no such field"):
         await first.outcome
     await post.poll(0)
@@ -539,7 +541,7 @@ async def test_a_question_that_can_not_be_encoded_is_the_methods_mistake():
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_question_is_encoded_once_and_its_frames_are_the_wires(shared, monkeypatch):
+def test_a_question_is_encoded_once_and_its_frames_equal_those_on_the_wire(shared, monkeypatch):
     monkeypatch.setattr("fedrpc.wire.frames.SMALL_BYTES", 0)
     question = Question(everything(), shared=shared)
     assert not question.prepared
@@ -547,16 +549,17 @@ def test_a_question_is_encoded_once_and_its_frames_are_the_wires(shared, monkeyp
     assert question.prepared
     assert question.payload is question.payload
     for _ in range(2):
-        assert [data for _, _, data in question.frames()] == frames_of(everything())[1:]
-    assert sum(size for _, size, _ in question.frames()) == question.payload.size_bytes
+        assert [data for _, _, data in question.iter_frames()] == frames_of(everything())[1:]
+    assert sum(size for _, size, _ in question.iter_frames()) == question.payload.size_bytes
 
 
-def test_a_small_question_rides_in_its_envelope_whole():
+def test_a_small_question_travels_whole_in_its_envelope():
     question = Question(everything(), shared=True)
-    assert not list(question.frames())
-    assert [chunk.data for chunk in question.chunks] == [b"".join(v) for v in question.payload.buffers if v]
+    assert not list(question.iter_frames())
+    chunks = build_inline_chunks(question.payload)
+    assert [chunk.data for chunk in chunks] == [b"".join(v) for v in question.payload.buffers if v]
     envelope = envelope_of(question.payload)
-    envelope.chunks.extend(question.chunks)
+    envelope.chunks.extend(chunks)
     assert same(message_of(Everything, [pb.Frame(envelope=envelope).SerializeToString()]), everything())
 
 
@@ -577,7 +580,7 @@ async def test_a_server_that_ends_withdraws_nothing() -> None:
     await post.poll(0)
     post.mailbox.post([task])
     await settle()
-    post.mailbox.delivered(Delivery(task, 0))
+    post.mailbox.mark_delivered(Delivery(task, 0))
     await post.poll(0)
     post.mailbox.end()
     post.mailbox.withdraw([task], "the round is over")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fedrpc.server.roster import Held, OutOfRange, Roster, UnknownSession
+from fedrpc.server.roster import IdTaken, OutOfRange, Roster, UnknownSession
 from tests.fakes import asynchronous
 from tests.unit.server.clock import Clock
 
@@ -24,9 +24,9 @@ def roster(clock) -> Roster:
 def test_a_client_joins_once_and_is_found_by_its_token(roster):
     session, old = roster.join(1, "a")
     assert old is None
-    assert roster.find(session.token) is session is roster.of(1)
+    assert roster.find(session.token) is session is roster.get(1)
     assert (session.client, session.instance, len(roster), list(roster)) == (1, "a", 1, [session])
-    assert roster.of(0) is None
+    assert roster.get(0) is None
 
 
 @pytest.mark.parametrize("client", [3, 4, 2**32 - 1])
@@ -39,16 +39,16 @@ def test_an_id_out_of_range_is_refused(roster, client):
 def test_another_live_client_keeps_its_id(roster, clock):
     session, _ = roster.join(1, "a")
     clock.advance(5)
-    with pytest.raises(Held, match="client id 1 is held by another live client"):
+    with pytest.raises(IdTaken, match="client id 1 is used by another live client"):
         roster.join(1, "b")
-    assert roster.of(1) is session
+    assert roster.get(1) is session
 
 
 def test_the_same_instance_replaces_its_old_session_at_once(roster):
     first, _ = roster.join(1, "a")
     second, old = roster.join(1, "a")
     assert old is first
-    assert roster.of(1) is second
+    assert roster.get(1) is second
     assert second.token != first.token
     assert len(roster) == 1
     with pytest.raises(UnknownSession, match="join again"):
@@ -68,34 +68,34 @@ async def test_a_parked_poll_or_a_moving_transfer_is_a_sign_of_life(roster, cloc
     parked.parked = asyncio.get_running_loop().create_future()
     moving.streams = 1
     clock.advance(3600)
-    assert roster.lost() == [silent]
-    with pytest.raises(Held):
+    assert roster.find_lost() == [silent]
+    with pytest.raises(IdTaken):
         roster.join(0, "b")
-    with pytest.raises(Held):
+    with pytest.raises(IdTaken):
         roster.join(1, "b")
     parked.parked, moving.streams = None, 0
-    assert roster.lost() == [parked, moving, silent]
+    assert roster.find_lost() == [parked, moving, silent]
 
 
-def test_a_word_from_a_client_starts_its_grace_again(roster, clock):
+def test_a_call_from_a_client_restarts_its_grace(roster, clock):
     session, _ = roster.join(0, "a")
     clock.advance(4)
     roster.find(session.token)
     clock.advance(4)
-    assert roster.lost() == []
+    assert roster.find_lost() == []
     clock.advance(2)
-    assert roster.lost() == [session]
+    assert roster.find_lost() == [session]
 
 
-def test_a_closed_session_says_since_when_its_client_is_gone(roster, clock):
+def test_absence_counts_from_the_close_of_a_session(roster, clock):
     clock.advance(3)
-    assert roster.absent_for(0) == pytest.approx(3), "since the server is here, when the client never was"
+    assert roster.measure_absence(0) == pytest.approx(3), "since the server is here, when the client never was"
     session, _ = roster.join(0, "a")
     clock.advance(7)
-    assert roster.absent_for(0) == 0
+    assert roster.measure_absence(0) == 0
     roster.close(session)
     clock.advance(2)
-    assert roster.absent_for(0) == pytest.approx(2)
+    assert roster.measure_absence(0) == pytest.approx(2)
     assert len(roster) == 0
     roster.close(session)
 
@@ -104,7 +104,7 @@ def test_closing_an_old_session_leaves_the_new_one(roster):
     first, _ = roster.join(0, "a")
     second, _ = roster.join(0, "a")
     roster.close(first)
-    assert roster.of(0) is second
+    assert roster.get(0) is second
 
 
 @asynchronous

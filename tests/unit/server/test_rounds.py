@@ -24,9 +24,9 @@ from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import Desk, ServerRound, task_id
 from fedrpc.server.spool import Spool, read_reply
 from fedrpc.wire.codec import encode
+from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import write_file
 from fedrpc.wire.message import Tensors
-from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.fakes import CPU, PollingClients, asynchronous, problem_of
 
 DTYPES = (torch.float64, torch.float32)
@@ -49,7 +49,7 @@ class Scripted:
         self.asked.append((task.phase, task.step, task.client))
         payload = encode(self.answer(task))
         question = task.question.payload.digest
-        envelope = pb.Envelope(task_id=task.task_id, parts=payload.parts, digest=payload.digest, question=question)
+        envelope = Envelope(task_id=task.task_id, parts=payload.parts, digest=payload.digest, question=question)
         write_file(into, envelope, payload, sync=False)
         return into
 

@@ -10,18 +10,18 @@ import torch
 
 from fedrpc.server.spool import Spool, read_reply
 from fedrpc.wire.codec import decode, encode
-from fedrpc.wire.frames import file_bytes, write_file
+from fedrpc.wire.frames import serialise_file, write_file
 from tests.unit.wire.messages import One, envelope_of
 
 
 def small(question: bytes = b"question") -> bytes:
     payload = encode(One(torch.arange(20)))
-    return file_bytes(envelope_of(payload, question=question), payload)
+    return serialise_file(envelope_of(payload, question=question), payload)
 
 
 def spooled(spool: Spool, epoch: int = 0, task: str = "task", question: bytes = b"question") -> Path:
     payload = encode(One(torch.arange(20)))
-    incoming = spool.incoming(epoch, task)
+    incoming = spool.make_incoming_path(epoch, task)
     write_file(incoming, envelope_of(payload, question=question), payload, sync=False)
     return spool.keep(incoming, epoch, task)
 
@@ -34,15 +34,15 @@ def spool(tmp_path) -> Spool:
 def test_a_reply_is_reused_for_the_very_same_question_only(spool):
     path = spooled(spool)
     assert spool.exists(0, "task")
-    assert spool.reusable(0, "task", b"question") == path
-    assert spool.reusable(0, "task", b"another") is None
+    assert spool.find_reusable(0, "task", b"question") == path
+    assert spool.find_reusable(0, "task", b"another") is None
     assert not spool.exists(0, "task"), "an answer to another question is of no use"
 
 
-def test_there_is_nothing_to_reuse_of_another_task_or_time(spool):
+def test_replies_to_other_tasks_or_epochs_are_not_reused(spool):
     spooled(spool)
-    assert spool.reusable(0, "other", b"question") is None
-    assert spool.reusable(1, "task", b"question") is None
+    assert spool.find_reusable(0, "other", b"question") is None
+    assert spool.find_reusable(1, "task", b"question") is None
     assert not spool.exists(1, "task")
 
 
@@ -50,25 +50,25 @@ def test_there_is_nothing_to_reuse_of_another_task_or_time(spool):
 def test_a_restart_finds_whole_replies_and_drops_transfers_that_broke(tmp_path, epoch):
     first = Spool(tmp_path)
     path = spooled(first, epoch)
-    broken = first.incoming(epoch, "broken")
+    broken = first.make_incoming_path(epoch, "broken")
     broken.write_bytes(b"half")
     again = Spool(tmp_path)
-    assert again.reusable(epoch, "task", b"question") == path
+    assert again.find_reusable(epoch, "task", b"question") == path
     assert not broken.exists()
 
 
 def test_two_transfers_of_one_task_do_not_write_to_one_file(spool):
-    assert spool.incoming(0, "task") != spool.incoming(0, "task")
+    assert spool.make_incoming_path(0, "task") != spool.make_incoming_path(0, "task")
 
 
 def test_a_damaged_reply_is_not_reused(spool):
     data = spooled(spool).read_bytes()
     for length in range(0, len(data), 5):
         spooled(spool).write_bytes(data[:length])
-        assert spool.reusable(0, "task", b"question") is None
+        assert spool.find_reusable(0, "task", b"question") is None
     for start in range(0, 160, 8):
         spooled(spool).write_bytes(data[:start] + b"\xee" * 8 + data[start + 8 :])
-        assert spool.reusable(0, "task", b"question") is None, "the bytes are not those that came"
+        assert spool.find_reusable(0, "task", b"question") is None, "the bytes are not those that came"
 
 
 def test_replies_from_before_the_last_durable_point_go(spool):
@@ -87,7 +87,7 @@ def test_small_replies_are_kept_side_by_side_and_found_again_after_a_restart(tmp
         first.keep_small(small(task.encode()), 3, task)
     for spool in (first, Spool(tmp_path)):
         for task in ("a", "b", "c"):
-            reply = spool.reusable(3, task, task.encode())
+            reply = spool.find_reusable(3, task, task.encode())
             assert reply is not None
             envelope, views = read_reply(reply)
             assert torch.equal(decode(One, envelope.parts, views).value, torch.arange(20))
@@ -98,10 +98,10 @@ def test_small_replies_are_kept_side_by_side_and_found_again_after_a_restart(tmp
 def test_a_small_reply_to_another_question_gives_way_to_a_new_one(tmp_path):
     spool = Spool(tmp_path)
     spool.keep_small(small(b"old"), 0, "task")
-    assert spool.reusable(0, "task", b"new") is None
+    assert spool.find_reusable(0, "task", b"new") is None
     assert not spool.exists(0, "task")
     spool.keep_small(small(b"new"), 0, "task")
-    assert Spool(tmp_path).reusable(0, "task", b"new") is not None
+    assert Spool(tmp_path).find_reusable(0, "task", b"new") is not None
 
 
 def test_a_small_reply_that_a_crash_tore_is_gone_and_the_others_are_there(tmp_path):
@@ -117,7 +117,11 @@ def test_a_small_reply_that_a_crash_tore_is_gone_and_the_others_are_there(tmp_pa
         assert [again.exists(0, task) for task in ("a", "b")] == [True, False]
         again.keep_small(small(), 0, "c")
         third = Spool(folder)
-        assert [third.reusable(0, task, b"question") is not None for task in ("a", "b", "c")] == [True, False, True]
+        assert [third.find_reusable(0, task, b"question") is not None for task in ("a", "b", "c")] == [
+            True,
+            False,
+            True,
+        ]
 
 
 def test_small_replies_from_before_the_last_durable_point_go(tmp_path):

@@ -18,7 +18,7 @@ from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update, update_of
 from fedrpc.methods.method import allowed
 from fedrpc.methods.phases import on
 from fedrpc.models import build, load
-from fedrpc.privacy.mechanisms import History, Trainings
+from fedrpc.privacy.mechanisms import Coverage, History, Trainings
 from fedrpc.seeds import derive, torch_generator
 from fedrpc.training.dpsgd import DpSgd, network_for
 from fedrpc.training.loop import TrainReport, optimizer_of
@@ -98,7 +98,7 @@ def test_every_step_is_charged_as_opacus_would() -> None:
     assert report.covered.guarantee.adjacency == "zero-out, sizes public"
     assert all(math.isnan(loss) for loss in report.epoch_losses)
     assert report.described is not None
-    assert report.described.guarantee.covers.startswith("public")
+    assert report.described.guarantee.coverage is Coverage.PUBLIC
 
 
 def test_empty_batches_are_noise_alone_and_charged() -> None:

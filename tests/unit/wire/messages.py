@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedrpc.errors import WireError
 from fedrpc.wire.codec import decode, encode
-from fedrpc.wire.frames import Assembler, chunk_frames, parse, read_bytes, read_file
+from fedrpc.wire.frames import Assembler, parse, parse_file, read_file, serialise_chunks
 from fedrpc.wire.kinds import DTYPES, Kind
 from fedrpc.wire.message import Tensors, is_message, part, strip_optional
 from fedrpc.wire.v1 import coordinator_pb2 as pb
@@ -83,13 +83,13 @@ def frames_of(message: Any) -> list[bytes]:
     """A message as it crosses the wire."""
     payload = encode(message)
     head = pb.Frame(envelope=envelope_of(payload)).SerializeToString()
-    return [head, *(data for _, _, data in chunk_frames(payload))]
+    return [head, *(data for _, _, data in serialise_chunks(payload))]
 
 
 def message_of(cls: type, frames: list[bytes], max_bytes: int = MAX_BYTES) -> Any:
     """What the receiver makes of such frames: a message, or WireError."""
     if not frames:
-        raise WireError("nothing came")
+        raise WireError("got no frame")
     first, *rest = [parse(pb.Frame, data) for data in frames]
     if first.WhichOneof("body") != "envelope":
         raise WireError("the first frame is no envelope")
@@ -167,7 +167,7 @@ def classes(draw: st.DrawFn, depth: int = 1) -> type:
 
 def kept_message(cls: type, kept: Path | bytes) -> Any:
     """The message of a kept answer."""
-    envelope, views = read_file(kept) if isinstance(kept, Path) else read_bytes(memoryview(bytearray(kept)), "kept")
+    envelope, views = read_file(kept) if isinstance(kept, Path) else parse_file(memoryview(bytearray(kept)), "kept")
     return decode(cls, envelope.parts, views)
 
 

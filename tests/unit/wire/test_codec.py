@@ -13,7 +13,7 @@ from hypothesis import given
 from torch import Tensor, nn
 
 from fedrpc.errors import WireError
-from fedrpc.wire.codec import decode, encode, tensor_bytes
+from fedrpc.wire.codec import count_tensor_bytes, decode, encode
 from fedrpc.wire.kinds import DTYPE_NUMBERS, DTYPES, Kind
 from fedrpc.wire.message import Tensors, part
 from fedrpc.wire.v1 import coordinator_pb2 as pb
@@ -110,7 +110,7 @@ def test_a_field_that_is_none_takes_no_part():
 
 
 @given(messages)
-def test_any_message_arrives_exactly_and_says_the_same_again(message):
+def test_any_message_arrives_exactly_and_encodes_equally_again(message):
     frames = frames_of(message)
     got = message_of(type(message), frames)
     assert same(got, message)
@@ -122,16 +122,16 @@ def test_tensor_bytes_are_the_bytes_of_the_parts(message):
     sizes: dict[Kind, int] = {}
     for header in encode(message).parts:
         sizes[Kind(header.kind)] = sizes.get(Kind(header.kind), 0) + header.size
-    assert tensor_bytes(message) == sizes
+    assert count_tensor_bytes(message) == sizes
 
 
 def test_scalars_are_eight_bytes_each():
-    sizes = tensor_bytes(everything())
+    sizes = count_tensor_bytes(everything())
     assert sizes[Kind.SCALARS] == 8 * 5  # two rates, a count, a loss and a flag
     assert sizes[Kind.ENVELOPE] == len(everything().note.encode())
 
 
-def test_the_digest_knows_kind_name_order_shape_and_bits():
+def test_the_digest_depends_on_kind_name_order_shape_and_bits():
     def digest(**changes: Any) -> bytes:
         return encode(everything(**changes)).digest
 
@@ -166,13 +166,13 @@ def test_wide_elements_come_first_so_every_tensor_is_aligned():
 @pytest.mark.parametrize(
     ("value", "what"),
     [
-        (torch.zeros(2).to(torch.float8_e4m3fnuz), "float8_e4m3fnuz, which can not travel"),
+        (torch.zeros(2).to(torch.float8_e4m3fnuz), "float8_e4m3fnuz, which cannot be sent"),
         (torch.eye(2).to_sparse(), "sparse"),
         ([1.0, 2.0], "expected a tensor"),
     ],
     ids=["dtype", "sparse", "list"],
 )
-def test_what_can_not_travel_is_refused_by_name(value, what):
+def test_a_tensor_that_cannot_be_sent_is_refused_by_name(value, what):
     with pytest.raises(WireError, match=what):
         encode(One(value))
 
@@ -231,7 +231,7 @@ def spec(path: str = "", dtype: int = pb.DTYPE_FLOAT32, shape: tuple[int, ...] =
         ([header(tensors=[spec(shape=(2**63, 0))], size=0)], "shape"),
         ([header(tensors=[spec(shape=(2**64 - 1, 2**63, 0))], size=0)], "shape"),
         ([header(tensors=[spec("a")])], "should be one Tensor"),
-        ([header(), header()], "came twice"),
+        ([header(), header()], "was received twice"),
         ([header(tensors=[spec("", shape=(0,)), spec("")])], "twice"),
         ([header("other")], "has no part other"),
         ([], "part 'value' of One is missing"),
@@ -282,7 +282,7 @@ def received(**tensors: dict[str, Tensor]) -> Any:
     return decode(Leaves, parts, buffers)
 
 
-def test_an_honest_message_of_leaves_is_taken():
+def test_an_honest_message_of_leaves_is_accepted():
     assert received() == Leaves(1, 1.0, True, "A", {1: 1}, [1])
 
 
@@ -329,7 +329,7 @@ class Checked:
 
     def __post_init__(self) -> None:
         if self.count < 0:
-            raise ValueError("a count can not be negative")
+            raise ValueError("a count cannot be negative")
 
 
 def test_what_a_message_class_refuses_is_the_senders_fault():
@@ -337,5 +337,5 @@ def test_what_a_message_class_refuses_is_the_senders_fault():
     object.__setattr__(bad := Checked(1), "count", -1)
     lie = encode(bad)
     assert decode(Checked, payload.parts, [memoryview(bytearray(payload.buffers[0][0]))]) == Checked(1)
-    with pytest.raises(WireError, match="can not be negative"):
+    with pytest.raises(WireError, match="cannot be negative"):
         decode(Checked, lie.parts, [memoryview(bytearray(lie.buffers[0][0]))])

@@ -11,14 +11,15 @@ import torch
 
 from fedrpc.errors import WireError
 from fedrpc.wire.codec import decode, encode
-from fedrpc.wire.frames import Assembler, chunk_frames, parse, read_file, stored_payload, write_file
+from fedrpc.wire.envelope import Envelope, read_envelope
+from fedrpc.wire.frames import Assembler, load_payload, parse, read_file, serialise_chunks, write_file
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.unit.wire.messages import MAX_BYTES, Everything, One, envelope_of, everything, same
 
 
-def keep(path: Path, message: object, *, sync: bool = False) -> pb.Envelope:
+def keep(path: Path, message: object, *, sync: bool = False) -> Envelope:
     payload = encode(message)
-    envelope = envelope_of(payload, round=3, question=b"q")
+    envelope = read_envelope(envelope_of(payload, round=3, question=b"q"))
     write_file(path, envelope, payload, sync=sync)
     return envelope
 
@@ -41,9 +42,9 @@ def test_a_message_without_a_byte_can_be_kept(tmp_path):
 def test_a_kept_message_is_sent_again_byte_for_byte(tmp_path):
     payload = encode(everything())
     keep(tmp_path / "a", everything())
-    envelope, again = stored_payload(tmp_path / "a")
+    envelope, again = load_payload(tmp_path / "a")
     assert again.digest == payload.digest
-    assert list(chunk_frames(again)) == list(chunk_frames(payload))
+    assert list(serialise_chunks(again)) == list(serialise_chunks(payload))
     assert envelope.digest == payload.digest
 
 
@@ -52,7 +53,7 @@ def test_a_stream_that_goes_to_a_file_reads_like_a_kept_message(tmp_path):
     envelope = envelope_of(payload)
     with (tmp_path / "a").open("wb") as file:
         assembler = Assembler(envelope, MAX_BYTES, file)
-        for _, _, data in chunk_frames(payload):
+        for _, _, data in serialise_chunks(payload):
             assembler.add(parse(pb.Frame, data).chunk)
         assert assembler.finish() == []
     write_file(tmp_path / "b", envelope, payload, sync=False)
@@ -61,7 +62,7 @@ def test_a_stream_that_goes_to_a_file_reads_like_a_kept_message(tmp_path):
 
 def test_a_stream_that_breaks_leaves_no_readable_file(tmp_path):
     payload = encode(everything())
-    frames = [parse(pb.Frame, data).chunk for _, _, data in chunk_frames(payload)]
+    frames = [parse(pb.Frame, data).chunk for _, _, data in serialise_chunks(payload)]
     for end in range(len(frames)):
         with (tmp_path / "a").open("wb") as file:
             assembler = Assembler(envelope_of(payload), MAX_BYTES, file)
@@ -89,7 +90,7 @@ def test_writing_to_a_kept_tensor_never_reaches_the_file(tmp_path):
     assert (tmp_path / "a").read_bytes() == before
 
 
-def test_a_file_torn_at_any_length_is_known_for_torn(tmp_path):
+def test_a_file_torn_at_any_length_is_recognised(tmp_path):
     keep(tmp_path / "whole", everything())
     data = (tmp_path / "whole").read_bytes()
     torn = tmp_path / "torn"
@@ -99,7 +100,7 @@ def test_a_file_torn_at_any_length_is_known_for_torn(tmp_path):
             read_file(torn)
 
 
-def test_a_file_that_lost_its_front_is_known_for_torn(tmp_path):
+def test_a_file_that_lost_its_beginning_is_recognised(tmp_path):
     keep(tmp_path / "whole", One(torch.arange(40)))
     data = (tmp_path / "whole").read_bytes()
     for start in range(1, len(data)):

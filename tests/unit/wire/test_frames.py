@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedrpc.errors import WireError
 from fedrpc.wire import frames as wire
 from fedrpc.wire.codec import encode
-from fedrpc.wire.frames import CHUNK_BYTES, Assembler, chunk_frames, message_bytes, parse
+from fedrpc.wire.frames import CHUNK_BYTES, Assembler, count_message_bytes, parse, serialise_chunks
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 from fedrpc.wire.v1 import coordinator_pb2 as pb
@@ -26,28 +26,31 @@ SIZES = sorted(
 
 
 @pytest.mark.parametrize("number", [0, 1, 126, 127, 128, 129, 300, 16_383, 16_384, 2**21, 2**32 - 1])
-def test_the_prefix_by_hand_is_what_protobuf_writes(number):
+def test_the_chunk_prefix_equals_the_one_that_protobuf_writes(number):
     for size in SIZES:
         data = bytes(size)
-        ours = wire._chunk_prefix(number, size) + data
+        ours = wire._encode_chunk_prefix(number, size) + data
         assert ours == pb.Frame(chunk=pb.Chunk(part=number, data=data)).SerializeToString(), size
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**21))
-def test_the_prefix_by_hand_is_what_protobuf_writes_anywhere(number, size):
+def test_the_chunk_prefix_equals_the_one_that_protobuf_writes_anywhere(number, size):
     data = bytes(size)
-    assert wire._chunk_prefix(number, size) + data == pb.Frame(chunk={"part": number, "data": data}).SerializeToString()
+    assert (
+        wire._encode_chunk_prefix(number, size) + data
+        == pb.Frame(chunk={"part": number, "data": data}).SerializeToString()
+    )
 
 
-def test_a_message_costs_five_bytes_more_on_the_wire():
-    assert message_bytes(0) == 5
-    assert message_bytes(100) == 105
+def test_a_message_costs_five_more_bytes_on_the_wire():
+    assert count_message_bytes(0) == 5
+    assert count_message_bytes(100) == 105
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 3])
 def test_parts_are_cut_at_one_mebibyte(size):
     payload = encode(One(torch.arange(size, dtype=torch.int64).to(torch.uint8)))
-    sizes = [length for _, length, _ in chunk_frames(payload)]
+    sizes = [length for _, length, _ in serialise_chunks(payload)]
     assert sum(sizes) == size
     assert all(length == CHUNK_BYTES for length in sizes[:-1])
     assert len(sizes) == -(-size // CHUNK_BYTES)
@@ -64,7 +67,7 @@ def test_many_small_tensors_share_a_chunk_and_none_holds_two_parts():
     half = torch.zeros(CHUNK_BYTES // 2 + 1, dtype=torch.uint8)
     many = {str(i): torch.full((3,), i, dtype=torch.uint8) for i in range(200)}
     sent = Two({"a": half, "b": half.clone(), "c": half.clone()}, many)
-    assert [(index, size) for index, size, _ in chunk_frames(encode(sent))] == [
+    assert [(index, size) for index, size, _ in serialise_chunks(encode(sent))] == [
         (0, CHUNK_BYTES),
         (0, CHUNK_BYTES // 2 + 3),
         (1, 600),
@@ -116,7 +119,7 @@ def test_one_flipped_bit_is_noticed_wherever_it_is():
                 assembled(envelope, broken)
 
 
-def test_a_crc_that_was_mended_does_not_mend_the_digest():
+def test_a_corrected_crc_does_not_hide_a_wrong_digest():
     envelope, whole = chunks(One(torch.zeros(2)))
     _, other = chunks(One(torch.ones(2)))
     envelope.parts[0].crc32 = encode(One(torch.ones(2))).parts[0].crc32
@@ -143,15 +146,15 @@ def test_swapped_doubled_and_lost_chunks_are_noticed():
 
 def test_chunks_of_another_part_are_refused():
     envelope, whole = chunks(everything())
-    with pytest.raises(WireError, match="a chunk of part 1 came where part 0"):
+    with pytest.raises(WireError, match="got a chunk of part 1, expected part 0"):
         assembled(envelope, whole[1:])
-    with pytest.raises(WireError, match="a chunk of part 900 came"):
+    with pytest.raises(WireError, match="got a chunk of part 900"):
         assembled(envelope, [pb.Chunk(part=900, data=b"x")])
-    with pytest.raises(WireError, match=f"came where part {len(envelope.parts)} of"):
+    with pytest.raises(WireError, match=f"expected part {len(envelope.parts)} of"):
         assembled(envelope, [*whole, whole[-1]])
 
 
-def test_an_empty_chunk_is_refused_so_that_a_stream_can_not_stand_still():
+def test_an_empty_chunk_is_refused_so_that_a_stream_cannot_stall():
     envelope, _ = chunks(One(torch.zeros(2)))
     with pytest.raises(WireError):
         assembled(envelope, [pb.Chunk(part=0, data=b"")])
@@ -164,7 +167,7 @@ def test_a_stream_that_ends_early_says_where():
         assembled(envelope, whole)
 
 
-def test_the_senders_word_is_not_trusted_with_our_memory():
+def test_a_message_over_the_limit_is_refused_before_it_is_received():
     envelope, whole = chunks(One(torch.zeros(2)))
     assert len(assembled(envelope, whole, max_bytes=8)) == 1
     with pytest.raises(WireError, match=r"8 bytes is over the limit of 7 \(limits.max_message_bytes\)"):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedrpc.wire import ledger
 from fedrpc.wire.codec import encode
-from fedrpc.wire.frames import SMALL_BYTES, message_bytes, riding_chunks
+from fedrpc.wire.frames import SMALL_BYTES, build_inline_chunks, count_message_bytes
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import (
     Attempt,
@@ -24,12 +24,12 @@ from fedrpc.wire.ledger import (
     LedgerFile,
     Rows,
     Sums,
+    classify_frame,
     compare,
-    frame_kind,
+    compute_totals,
     from_json,
     merge,
     to_json,
-    totals,
 )
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.unit.wire.messages import Everything, One, envelope_of, everything, frames_of, message_of
@@ -60,7 +60,7 @@ def added(*many: Rows) -> Rows:
 
 
 @given(KEYS, st.builds(Sums, *[st.integers(0, 2**60)] * 3))
-def test_a_row_survives_its_line(key, sums):
+def test_a_row_survives_its_json_line(key, sums):
     line = to_json(key, sums)
     assert "\n" not in line
     assert from_json(line) == (key, sums)
@@ -71,11 +71,11 @@ def test_an_attempt_books_each_message_with_its_prefix():
     attempt.add(Kind.WEIGHTS, 100, 90)
     attempt.add(Kind.WEIGHTS, 10, 4)
     attempt.add(Kind.ENVELOPE, 50)
-    assert attempt.closed() == {
+    assert attempt.close() == {
         Key(3, "fit", "weights", "up", 7, 1): Sums(94, 120, 2),
         Key(3, "fit", "envelope", "up", 7, 1): Sums(0, 55, 1),
     }
-    assert {key.aborted for key in attempt.closed(aborted=True)} == {True}
+    assert {key.aborted for key in attempt.close(aborted=True)} == {True}
 
 
 def test_every_frame_of_a_message_is_booked_under_the_kind_of_its_part():
@@ -83,7 +83,7 @@ def test_every_frame_of_a_message_is_booked_under_the_kind_of_its_part():
     envelope = frames[0].envelope
     found: dict[Kind, int] = {}
     for frame in frames:
-        kind, size = frame_kind(frame, envelope)
+        kind, size = classify_frame(frame, envelope)
         found[kind] = found.get(kind, 0) + size
     wanted: dict[Kind, int] = {Kind.ENVELOPE: 0}
     for part in encode(everything()).parts:
@@ -92,13 +92,13 @@ def test_every_frame_of_a_message_is_booked_under_the_kind_of_its_part():
     assert message_of(Everything, frames_of(everything())).count == everything().count
 
 
-def test_a_frame_that_makes_no_sense_is_booked_as_envelope():
+def test_an_invalid_frame_is_booked_as_envelope():
     envelope = envelope_of(encode(One(torch.zeros(2))))
-    assert frame_kind(pb.Frame(chunk={"part": 5, "data": b"abc"}), envelope) == (Kind.ENVELOPE, 0)
-    assert frame_kind(pb.Frame(chunk={"part": 0, "data": b"abc"}), None) == (Kind.ENVELOPE, 0)
+    assert classify_frame(pb.Frame(chunk={"part": 5, "data": b"abc"}), envelope) == (Kind.ENVELOPE, 0)
+    assert classify_frame(pb.Frame(chunk={"part": 0, "data": b"abc"}), None) == (Kind.ENVELOPE, 0)
     envelope.parts[0].kind = 77
-    assert frame_kind(pb.Frame(chunk={"part": 0, "data": b"abc"}), envelope) == (Kind.ENVELOPE, 0)
-    assert frame_kind(pb.Frame(idle={}), envelope) == (Kind.ENVELOPE, 0)
+    assert classify_frame(pb.Frame(chunk={"part": 0, "data": b"abc"}), envelope) == (Kind.ENVELOPE, 0)
+    assert classify_frame(pb.Frame(idle={}), envelope) == (Kind.ENVELOPE, 0)
 
 
 # On disk
@@ -107,7 +107,7 @@ def test_a_frame_that_makes_no_sense_is_booked_as_envelope():
 def reopened(folder: Path) -> Rows:
     book = LedgerFile(folder)
     try:
-        return book.all_rows()
+        return book.read_all_rows()
     finally:
         book.close()
 
@@ -126,7 +126,7 @@ def test_whatever_the_order_every_row_counts_once(tmp_path_factory, steps):
         else:
             book.book(step)
             merge(wanted, step)
-        assert book.all_rows() == wanted
+        assert book.read_all_rows() == wanted
         for direction, size in book.message_bytes.items():
             assert size == sum(sums.message_bytes for key, sums in wanted.items() if key.direction == direction)
     book.close()
@@ -169,7 +169,7 @@ def test_a_crash_at_any_moment_of_ending_a_round_neither_loses_nor_doubles_a_row
     book.end_round()
     book.book(added(row(1, 5), row(1, 6, client=1), row(0, 7, phase="session")))
     book.book(row(1, 8))
-    wanted = book.all_rows()
+    wanted = book.read_all_rows()
     kept = at_every_write(monkeypatch, folder, tmp_path / "copies", book.end_round)
     book.close()
     assert len(kept) > 4
@@ -195,7 +195,7 @@ def test_a_crash_between_rounds_keeps_what_was_booked_since(tmp_path):
     book.end_round()
     book.book(row(0, phase="session"))
     book.book(row(1))
-    wanted = book.all_rows()
+    wanted = book.read_all_rows()
     copy = shutil.copytree(tmp_path, tmp_path.with_name("crashed"))
     book.close()
     assert reopened(copy) == wanted == added(row(0), row(0, phase="session"), row(1))
@@ -212,7 +212,7 @@ def test_a_torn_last_line_of_the_journal_is_left_out(tmp_path, cut):
     assert reopened(tmp_path) == row(0)
     again = LedgerFile(tmp_path)
     again.book(row(2))
-    assert again.all_rows() == added(row(0), row(2)), "a new line must not join the torn one"
+    assert again.read_all_rows() == added(row(0), row(2)), "a new line must not join the torn one"
     again.close()
 
 
@@ -238,8 +238,8 @@ def test_a_finished_ledger_leaves_no_journal(tmp_path):
 def test_the_rows_of_a_file_leave_a_torn_last_line_out(tmp_path):
     path = tmp_path / "ledger.jsonl"
     path.write_text(to_json(*next(iter(row(0).items()))) + "\n" + '{"round": 1')
-    assert dict(ledger.read(path)) == row(0)
-    assert list(ledger.read(tmp_path / "none")) == []
+    assert dict(ledger.read_rows(path)) == row(0)
+    assert list(ledger.read_rows(tmp_path / "none")) == []
 
 
 # Sums
@@ -255,7 +255,7 @@ def test_totals_are_what_the_summary_says():
         row(0, 1000, phase="evaluate"),
         row(0, 10_000, phase="session", kind="envelope"),
     )
-    got = totals(rows)
+    got = compute_totals(rows)
     assert got["total"]["down"] == {"tensor": 11_177, "message": 11_237}
     assert got["total"]["up"] == {"tensor": 50, "message": 60}
     assert got["method"]["down"] == {
@@ -274,13 +274,13 @@ def test_new_steps_of_a_phase_after_a_restart_are_the_methods_own():
         row(0, 10, kind="envelope", attempt=1),
         row(0, 100, attempt=1),
     ] * 3
-    got = totals(added(*steps))
+    got = compute_totals(added(*steps))
     assert got["method"]["down"]["by_kind"]["weights"]["tensor"] == 800
     assert got["redelivered"]["down"] == {"tensor": 0, "message": 0}
 
 
 def test_the_totals_of_nothing_are_zero():
-    got = totals({})
+    got = compute_totals({})
     assert got["total"] == {side: {"tensor": 0, "message": 0} for side in ("down", "up")}
     assert got["method"]["up"]["by_kind"] == {}
 
@@ -289,7 +289,7 @@ def test_the_totals_of_nothing_are_zero():
 @given(st.lists(ROWS, max_size=3))
 def test_the_total_is_the_sum_of_all_rows(many):
     rows = added(*many)
-    got = totals(rows)
+    got = compute_totals(rows)
     for side in ("down", "up"):
         mine = [sums for key, sums in rows.items() if key.direction == side]
         assert got["total"][side]["tensor"] == sum(sums.tensor_bytes for sums in mine)
@@ -297,7 +297,7 @@ def test_the_total_is_the_sum_of_all_rows(many):
         assert got["method"][side]["message"] == sum(part["message"] for part in by_kind)
 
 
-def test_two_ledgers_are_held_against_each_other_on_whole_attempts_only():
+def test_ledgers_are_compared_on_completed_attempts_only():
     server = added(
         row(0, 1, client=2),
         row(0, 2, client=2, kind="scalars"),
@@ -323,16 +323,16 @@ def test_one_message_more_is_a_difference():
     assert compare({key: sums}, {key: more}, 0)["differing"] == 1
 
 
-def test_what_rides_in_an_envelope_is_booked_under_its_own_kind_and_every_byte_once():
+def test_inline_chunks_and_rows_are_booked_under_their_own_kind_and_every_byte_once():
     payload = encode(Everything(**vars(everything())))
     envelope = envelope_of(payload)
-    envelope.chunks.extend(riding_chunks(payload))
+    envelope.chunks.extend(build_inline_chunks(payload))
     envelope.privacy.rows.append("x" * 300)
     data = pb.Frame(envelope=envelope).SerializeToString()
     attempt = Attempt(1, "fit", "up", 3, 2)
     session = attempt.add_envelope(pb.Frame.FromString(data).envelope, len(data))
     assert sum(sums.tensor_bytes for sums in attempt.rows.values()) == payload.size_bytes
-    assert sum(s.message_bytes for s in [*attempt.rows.values(), *session.values()]) == message_bytes(len(data))
+    assert sum(s.message_bytes for s in [*attempt.rows.values(), *session.values()]) == count_message_bytes(len(data))
     assert sum(s.messages for s in [*attempt.rows.values(), *session.values()]) == 1, "it is one message"
     assert {key.kind for key in attempt.rows} == {Kind(part.kind).label for part in payload.parts} | {"envelope"}
     [(key, sums)] = session.items()
@@ -340,7 +340,7 @@ def test_what_rides_in_an_envelope_is_booked_under_its_own_kind_and_every_byte_o
     assert sums.message_bytes == 300 + 3 + 3, "a row, and the headers of a string and a field"
 
 
-def test_nothing_of_a_large_message_rides():
+def test_a_large_message_has_no_inline_chunks():
     payload = encode(One(torch.zeros(SMALL_BYTES // 4 + 1)))
-    assert riding_chunks(payload) == []
-    assert len(riding_chunks(encode(One(torch.zeros(SMALL_BYTES // 4))))) == 1
+    assert build_inline_chunks(payload) == []
+    assert len(build_inline_chunks(encode(One(torch.zeros(SMALL_BYTES // 4))))) == 1

@@ -76,7 +76,7 @@ def test_a_default_can_be_declared_with_the_kind():
     ],
     ids=str,
 )
-def test_a_type_that_can_not_travel_is_refused_when_the_phase_is_declared(hint):
+def test_a_type_that_cannot_travel_is_refused_when_the_phase_is_declared(hint):
     with pytest.raises(TypeError, match="a message field can"):
         check_message(message(value=hint))
 
@@ -84,12 +84,12 @@ def test_a_type_that_can_not_travel_is_refused_when_the_phase_is_declared(hint):
 @pytest.mark.parametrize(
     "hint", [Tensors, dict[int, list[Tensor]], tuple[str, ...], list[tuple[int, ...]], bool], ids=str
 )
-def test_types_that_can_travel_are_taken(hint):
+def test_types_that_can_travel_are_accepted(hint):
     check_message(message(value=hint))
     check_message(message(value=hint | None))
 
 
-def test_a_nested_message_that_could_be_all_none_can_not_be_optional_itself():
+def test_a_nested_message_that_could_be_all_none_cannot_be_optional_itself():
     inner = message("Inner", a=Tensor | None, b=int | None)
     check_message(message(value=inner))
     with pytest.raises(TypeError, match="told from None"):
@@ -101,7 +101,7 @@ def test_a_class_that_is_no_dataclass_is_refused():
         check_message(int)
 
 
-def test_none_where_a_value_is_due_names_the_field():
+def test_none_for_a_required_field_names_the_field():
     with pytest.raises(WireError, match=r"Everything\.note is None"):
         flatten(everything(note=None))
     with pytest.raises(WireError, match=r"Everything\.inner\.features is None"):

@@ -14,7 +14,7 @@ from tests.unit.wire.messages import Everything, Inner, One, everything, message
 
 
 @given(messages)
-def test_any_message_comes_back_exactly_and_says_the_same_again(message):
+def test_any_message_is_restored_exactly_and_encodes_equally_again(message):
     got = stored.loads(type(message), stored.dumps(message))
     assert same(got, message)
     assert encode(got).digest == encode(message).digest
@@ -54,7 +54,7 @@ def test_equal_messages_are_kept_as_equal_bytes():
     assert len({stored.dumps(everything()) for _ in range(20)}) == 1
 
 
-def test_what_is_kept_does_not_follow_the_tensor():
+def test_serialised_bytes_do_not_change_with_the_tensor():
     tensor = torch.zeros(2)
     data = stored.dumps(One(tensor))
     tensor += 1

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedrpc.wire.tcpinfo import Meter, connections
+from fedrpc.wire.tcpinfo import Meter, list_connections
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="TCP_INFO as read here is Linux's")
 
@@ -48,7 +48,7 @@ def test_counters_are_the_payload_to_the_byte(listener):
         send(server, client, 7)
         assert client_meter.read() == (100_003, 7)
         assert server_meter.read() == (7, 100_003)
-        [found] = [c for c in connections() if c.local_port == port]
+        [found] = [c for c in list_connections() if c.local_port == port]
         assert (found.peer_port, found.sent, found.received) == (client.getsockname()[1], 7, 100_003)
 
 
@@ -76,13 +76,13 @@ def test_no_file_is_left_open(listener):
     with pair(listener):
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(5):
-            assert list(connections())
+            assert list(list_connections())
         assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_reading_does_not_hold_the_connection_open(listener):
     with pair(listener) as (client, server):
-        assert list(connections())
+        assert list(list_connections())
         client.close()
         server.settimeout(10)
         assert server.recv(1) == b""

@@ -57,7 +57,7 @@ def stored(federation: InMemoryFederation, client: int, key: str, cls: type[Any]
 
 def released(federation: InMemoryFederation) -> list[dict[str, Any]]:
     clients = range(federation.problem.config.clients)
-    return [json.loads(row) for client in clients for row in federation.clients.store(client).privacy_rows(0)]
+    return [json.loads(row) for client in clients for row in federation.clients.store(client).read_privacy_rows(0)]
 
 
 def step(federation: InMemoryFederation, state: Any, index: int) -> tuple[Any, dict[str, Any]]:

@@ -7,7 +7,7 @@ import pytest
 from fedrpc.methods.fedavg import FedAvg
 from fedrpc.methods.feddpms.cost import decoder_bytes, expected_overhead, means_bytes, overheads, paper_overhead
 from fedrpc.models.dpms import Dpms
-from fedrpc.server.summary import shapes_of
+from fedrpc.server.summary import build_shapes
 from tests.fakes import Played, problem_of, run_in_memory
 
 PAPER = {"latent": 128, "alpha": 200, "n": 3, "rounds": 50, "preliminary": 20, "fraction": 1.0}
@@ -70,7 +70,7 @@ def test_measured_overhead_is_the_formulas_to_one_percent(mode):
     run = everybody_is_helped(mode=mode, m=2)
     assert sorted(run.state.helped) == sorted(run.state.abundant) == list(range(5))
     assert run.measured() == run.predicted()
-    fedavg = FedAvg().cost(shapes_of(run.problem, run.weights, run.cohorts))
+    fedavg = FedAvg().cost(build_shapes(run.problem, run.weights, run.cohorts))
     measured = sum(sum(side.values()) for side in run.measured().values())
     overhead = measured / sum(sum(side.values()) for side in (fedavg.down, fedavg.up)) - 1
     expected = overheads(run.problem.env, rounds=4)["expected_overhead"]
@@ -85,5 +85,5 @@ def test_every_client_pays_for_the_decoder_once_down_and_once_up():
         side: sum(s.tensor_bytes for k, s in run.rows.items() if (k.kind, k.direction) == ("weights", side))
         for side in ("down", "up")
     }
-    plain = 4 * 5 * shapes_of(run.problem, run.weights, run.cohorts).weights_bytes
+    plain = 4 * 5 * build_shapes(run.problem, run.weights, run.cohorts).weights_bytes
     assert weights == {"down": plain + 5 * decoder, "up": plain + 5 * decoder}

@@ -13,8 +13,8 @@ import torch
 from fedrpc.methods.feddpms.latent_means import NONE
 from fedrpc.methods.feddpms.privacy import clipped, privacy_figures
 from fedrpc.models.state import load
-from fedrpc.privacy.accountant import spent
-from fedrpc.privacy.ledger import history_of
+from fedrpc.privacy.accountant import compute_epsilon
+from fedrpc.privacy.ledger import read_history
 from tests.fakes import InMemoryFederation, SmallProblem, run_in_memory
 from tests.unit.methods.feddpms.dpms_runs import LATENT, ROUNDS, SMALL, build, played, problem, released, step
 
@@ -126,7 +126,7 @@ def test_private_mode_covers_the_latent_means_alone():
     assert all("same label" in row["covers"] and row["adjacency"] == "replace-one" for row in means)
     wanted = privacy_figures(latent=LATENT, alpha=4, n=8, m=3, sigma=2.0, clip=math.sqrt(LATENT) / 2)
     [figure] = [row["class_draws"] for row in wanted if (row["reading"], row["delta"]) == ("sigma", 1e-5)]
-    assert spent(history_of(means[0]), 1e-5) == pytest.approx(figure, rel=1e-9)
+    assert compute_epsilon(read_history(means[0]), 1e-5) == pytest.approx(figure, rel=1e-9)
     assert run.records[2]["latent_privacy"]["rows"] == wanted
     others = [row for row in rows if row["kind"] != "latent_means"]
     assert all(row["history"] == [] for row in others)

@@ -17,8 +17,8 @@ from fedrpc.methods.feddpms.privacy import (
     privacy_figures,
     sensitivity,
 )
-from fedrpc.privacy.accountant import spent
-from fedrpc.privacy.gaussian import classic_epsilon, epsilon_of
+from fedrpc.privacy.accountant import compute_epsilon
+from fedrpc.privacy.gaussian import compute_classic_epsilon, solve_epsilon
 
 FMNIST = {"latent": 32, "alpha": 50, "n": 3, "m": 100, "sigma": 3.0}
 CIFAR10 = {"latent": 128, "alpha": 200, "n": 3, "m": 100, "sigma": 4.0}
@@ -56,10 +56,10 @@ def test_the_audits_table(setting, reading, std, claimed, one_draw, class_draws,
 
 def test_the_papers_example_needs_more_noise_than_it_says():
     """For m = 100, epsilon = 0.5 and delta = 0.01 the classic bound asks for 6.215; 3.9 is a logarithm to base 10."""
-    needed = brentq(lambda sigma: classic_epsilon(sigma, 0.01) - 0.5, 1, 20)
+    needed = brentq(lambda sigma: compute_classic_epsilon(sigma, 0.01) - 0.5, 1, 20)
     assert needed == pytest.approx(6.215, abs=5e-4)
     assert math.sqrt(2 * math.log10(80)) / 0.5 == pytest.approx(3.902, abs=5e-4)
-    assert epsilon_of(1 / 3.9, 0.01) == pytest.approx(0.373, abs=5e-4), "one coordinate, exactly: true by luck"
+    assert solve_epsilon(1 / 3.9, 0.01) == pytest.approx(0.373, abs=5e-4), "one coordinate, exactly: true by luck"
 
 
 @pytest.mark.parametrize(("setting", "needed"), [(FMNIST, 1.49), (CIFAR10, 5.97)])
@@ -105,7 +105,7 @@ def test_cutting_keeps_directions_and_short_vectors():
 
 def test_the_mechanism_is_charged_what_the_audit_says():
     found = covering(latent=32, alpha=50, m=100, sigma=3.0, clip=math.sqrt(32) / 2).guarantee
-    assert spent(found.history, 1e-5) == pytest.approx(figure(FMNIST, "sigma", 1e-5, "class_draws"), rel=1e-9)
+    assert compute_epsilon(found.history, 1e-5) == pytest.approx(figure(FMNIST, "sigma", 1e-5, "class_draws"), rel=1e-9)
     assert found.adjacency == "replace-one"
     assert "same label" in found.covers
     assert "conditional on the received model" in found.covers
@@ -113,7 +113,10 @@ def test_the_mechanism_is_charged_what_the_audit_says():
 
 
 def test_a_smaller_ball_costs_less():
-    costs = [spent(covering(latent=32, alpha=50, m=100, sigma=3.0, clip=c).guarantee.history, 1e-5) for c in (1.0, 2.0)]
+    costs = [
+        compute_epsilon(covering(latent=32, alpha=50, m=100, sigma=3.0, clip=c).guarantee.history, 1e-5)
+        for c in (1.0, 2.0)
+    ]
     assert costs[0] < costs[1] < figure(FMNIST, "sigma", 1e-5, "class_draws")
 
 

@@ -22,7 +22,7 @@ from fedrpc.methods.mpgan.augment import Labelled, accepted
 from fedrpc.methods.mpgan.method import ORACLE, Canvas, Made, MpGan, Player, Portion, State
 from fedrpc.methods.runtime import SETUP_ROUND
 from fedrpc.wire import stored
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.envelope import Envelope
 from tests.fakes import InMemoryFederation, Played, problem_of, run_in_memory
 
 SMALL = {"steps": 3, "batch": 4, "width": 1, "paths": 2, "noise_dim": 3, "a_f": 0.2, "warm_up": 1, "tau": 0.0}
@@ -39,7 +39,7 @@ def played(method: str = "mpgan", rounds: int = 2, *, folder: Path | None = None
 def in_store(run: Played, folder: Path, key: str, cls: type[Any]) -> list[Any]:
     """What every client keeps under a key."""
     with InMemoryFederation(run.problem, folder) as federation:
-        blobs = [federation.clients.store(client).blob(key) for client in range(run.problem.config.clients)]
+        blobs = [federation.clients.store(client).read_value(key) for client in range(run.problem.config.clients)]
     return [None if blob is None else stored.loads(cls, blob) for blob in blobs]
 
 
@@ -100,7 +100,7 @@ def stepped(methods: Iterable[MpGan], *, failing: str = "") -> tuple[list[torch.
     """
     problem, store, found = problem_of("mpgan", params=SMALL), Kept(), []
     for step, method in zip(range(3), methods, strict=False):
-        question = pb.Envelope(round=SETUP_ROUND, phase="gan_step", step=step)
+        question = Envelope("task", round=SETUP_ROUND, phase="gan_step", step=step)
         context = AnswerContext(
             problem, problem.client_data(0), 0, question, device=torch.device("cpu"), store=store, stop=Event()
         )

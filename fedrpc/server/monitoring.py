@@ -1,4 +1,4 @@
-"""The figures of a run for Prometheus: read when somebody asks, so that they cost nothing in between."""
+"""Metrics of a run for Prometheus, collected only when it scrapes them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fedrpc.server.roster import Roster
 from fedrpc.tls.endpoint import check_address
 from fedrpc.wire.ledger import LedgerFile
 
-# What a finished round tells, as the record has it, and under which name it is shown.
+# Keys of a round's record, and the metric for each.
 _OF_ROUND = {
-    "accuracy": ("fedrpc_accuracy_percent", "Accuracy on the external test, when it was last measured."),
-    "loss": ("fedrpc_loss", "Loss on the external test, when it was last measured."),
-    "seconds": ("fedrpc_round_seconds", "How long the last round took."),
+    "accuracy": ("fedrpc_accuracy_percent", "Accuracy on the external test at the last evaluation."),
+    "loss": ("fedrpc_loss", "Loss on the external test at the last evaluation."),
+    "seconds": ("fedrpc_round_seconds", "Duration of the last round."),
     "num_clients": ("fedrpc_round_clients", "Clients that answered in the last round."),
 }
 
 
-class Figures(Collector):
-    """Reads the server's own state; another thread does so, and changes nothing."""
+class RunMetrics(Collector):
+    """Reads the server's state, from another thread, and changes nothing."""
 
     def __init__(
         self,
@@ -42,33 +42,33 @@ class Figures(Collector):
         self._roster, self._mailbox, self._book = roster, mailbox, book
         self._last: dict[str, float] = {}
 
-    def hear(self, name: str, values: dict[str, Any]) -> None:
-        """Takes note of a finished round."""
+    def observe(self, name: str, values: dict[str, Any]) -> None:
+        """Remembers the values of a finished round; other events are ignored."""
         if name == "round_finished":
             self._last |= {key: values[key] for key in _OF_ROUND if values.get(key) is not None}
 
     def collect(self) -> Iterator[Metric]:
-        """Every figure as it is now."""
+        """Yields every metric with its current value."""
         about = {"run": self._run_id, "method": self._config.method, "dataset": self._config.dataset}
-        yield InfoMetricFamily("fedrpc_run", "What is being run.", about)
-        yield GaugeMetricFamily("fedrpc_rounds", "Rounds that the run has in all.", self._config.rounds)
+        yield InfoMetricFamily("fedrpc_run", "The run.", about)
+        yield GaugeMetricFamily("fedrpc_rounds", "Rounds of the run.", self._config.rounds)
         finished = max(0, self._coordinator.round)
-        yield GaugeMetricFamily("fedrpc_rounds_finished", "Rounds that are behind it.", finished)
-        yield GaugeMetricFamily("fedrpc_clients", "Clients that the run has in all.", self._config.clients)
-        connected = len(self._roster) - len(self._roster.lost())
-        yield GaugeMetricFamily("fedrpc_clients_connected", "Clients that gave a sign of life lately.", connected)
+        yield GaugeMetricFamily("fedrpc_rounds_finished", "Rounds that have finished.", finished)
+        yield GaugeMetricFamily("fedrpc_clients", "Clients of the run.", self._config.clients)
+        connected = len(self._roster) - len(self._roster.find_lost())
+        yield GaugeMetricFamily("fedrpc_clients_connected", "Clients that are connected.", connected)
         for key, value in self._last.copy().items():
             yield GaugeMetricFamily(*_OF_ROUND[key], value)
-        tasks = GaugeMetricFamily("fedrpc_tasks", "Questions without an answer so far.", labels=["state"])
+        tasks = GaugeMetricFamily("fedrpc_tasks", "Tasks without an answer.", labels=["state"])
         tasks.add_metric(["waiting"], self._mailbox.num_waiting)
         tasks.add_metric(["out"], self._mailbox.num_out)
         yield tasks
-        yield from self._bytes()
+        yield from self._collect_bytes()
 
-    def _bytes(self) -> Iterator[Metric]:
+    def _collect_bytes(self) -> Iterator[Metric]:
         labels = ["direction", "kind"]
-        tensors = CounterMetricFamily("fedrpc_tensor_bytes", "Tensor bytes on the ledger.", labels=labels)
-        messages = CounterMetricFamily("fedrpc_message_bytes", "Message bytes on the ledger.", labels=labels)
+        tensors = CounterMetricFamily("fedrpc_tensor_bytes", "Tensor bytes in the ledger.", labels=labels)
+        messages = CounterMetricFamily("fedrpc_message_bytes", "Message bytes in the ledger.", labels=labels)
         for (direction, kind), sums in self._book.sums.copy().items():
             tensors.add_metric([direction, kind], sums.tensor_bytes)
             messages.add_metric([direction, kind], sums.message_bytes)
@@ -76,17 +76,17 @@ class Figures(Collector):
         yield messages
 
 
-def serve_figures(address: str, figures: Figures) -> Callable[[], None]:
-    """Answers Prometheus on a port of its own, in the clear; returns what ends it."""
+def serve_metrics(address: str, metrics: RunMetrics) -> Callable[[], None]:
+    """Serves metrics on a port of their own, without TLS; returns the function that stops it."""
     check_address(address, "--metrics-listen")
     host, _, port = address.rpartition(":")
     registry = CollectorRegistry()
-    registry.register(figures)
+    registry.register(metrics)
     ProcessCollector(registry=registry)
     try:
         server, thread = start_http_server(int(port), host.strip("[]"), registry)
     except OSError as error:
-        raise Unavailable(f"can not listen on {address}: {error.strerror}; choose another --metrics-listen") from None
+        raise Unavailable(f"cannot listen on {address}: {error.strerror}; choose another --metrics-listen") from None
 
     def stop() -> None:
         server.shutdown()
