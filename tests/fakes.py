@@ -37,7 +37,7 @@ from fedrpc.problem import Problem
 from fedrpc.seeds import derive
 from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Question, Task
 from fedrpc.server.roster import Roster, Session
-from fedrpc.server.rounds import Desk, ServerRound, task_id
+from fedrpc.server.rounds import ServerContext, ServerRound, task_id
 from fedrpc.server.selection import select_cohort
 from fedrpc.server.spool import Spool
 from fedrpc.server.summary import build_shapes, collect_reported, hash_model, list_reported, predict_cost
@@ -327,7 +327,7 @@ class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]
         self._executor = ThreadPoolExecutor(1)
         spool = Spool(here / "spool")
         self.mailbox = InMemoryMailbox(self.clients, spool, absent)
-        self.desk = Desk(
+        self.desk = ServerContext(
             problem,
             RUN_ID,
             cast(Mailbox, self.mailbox),

@@ -1,4 +1,4 @@
-"""Answers one task: decode, let the method's client half work, and commit what it says before it leaves."""
+"""Answers one task: decodes it, runs the method's client half, and commits the answer before it leaves."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Answerer:
         self._meter = meter
         self._data = problem.client_data(client)
         self._cache: dict[str, Any] = {}
-        self.cpu_s = 0.0  # spent in methods' answers, most of it training
+        self.cpu_s = 0.0  # CPU time of the answers, most of it training
 
     def answer(self, task: Task, stop: threading.Event) -> Kept:
-        """The kept answer to a task; the same question again gives the same bytes again.
+        """Answers a task; the same question again gives the same bytes again.
 
         Args:
             stop: Set when the server withdraws the task.
@@ -80,11 +80,11 @@ class Answerer:
             "step": question.step,
             "task": question.task_id,
         }
-        told = list_releases(payload.kinds, context.guarantees, where, self._problem.config.privacy.noise)
-        kept = self._store.commit(reply, payload, transaction.writes, told)
+        released = list_releases(payload.kinds, context.guarantees, where, self._problem.config.privacy.noise)
+        kept = self._store.commit(reply, payload, transaction.writes, released)
         if took > _LONG_S:
-            # A client waits for most of a run, and must not hold what its training needed: 75 idle clients of a small
-            # network had 140 MB each. Short answers come in quick succession, and are not worth it.
+            # A client is idle for most of a run, and must not hold its training's memory: 75 idle clients of a small
+            # network held 140 MB each. Short answers come in quick succession, and are not worth it.
             del context, body, payload, message
             give_back_memory()
         return kept
@@ -117,7 +117,7 @@ class Answerer:
 
     def _body(self, phase: Phase[Any, Any], context: AnswerContext, message: Any) -> Any:
         if phase.name == EVALUATE:
-            return self._judge(context, message)
+            return self._evaluate(context, message)
         if phase.name in BUILTIN:
             rows = "\n".join(to_json(key, sums) for key, sums in self._store.read_ledger().items())
             return LedgerAnswer(rows, *self._meter.read())
@@ -140,7 +140,7 @@ class Answerer:
                 body = replace(body, **{name: tensors})
         return body
 
-    def _judge(self, context: AnswerContext, message: Candidate) -> ClientEvaluation:
+    def _evaluate(self, context: AnswerContext, message: Candidate) -> ClientEvaluation:
         model = context.model()
         load(model, message.weights)
         result = evaluate(

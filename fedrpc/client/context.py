@@ -75,7 +75,7 @@ class AnswerContext:
         self.store: Store = store
         self.cache: MutableMapping[str, Any] = {} if cache is None else cache
         self._problem, self._stop, self._spent = problem, stop, spent
-        # What noise follows from: another question, or the same one after others were undone, never meets the same.
+        # Noise is derived from these, so that another question, or the same one after a rollback, gets other noise.
         self._question, self._num_released = question.digest.hex(), num_released
         self._mechanisms: dict[str, Mechanism] = {}  # by part
         self._trainings = Trainings()
@@ -140,7 +140,7 @@ class AnswerContext:
             num_rounds=self._problem.config.rounds,
             noise=self._stream(f"dp-sgd-{number}", self.device),
             sampling=self.noise(f"sampling-{number}"),
-            afford=self._afford,
+            afford=self._check_budget,
         )
 
     def release(self, part: str, value: T, mechanism: Mechanism | None) -> T:
@@ -151,7 +151,7 @@ class AnswerContext:
             raise ValueError(f"part '{part}' is released twice in one answer")
         found = mechanism.guarantee
         if found.history and all(found is not other for other in self.guarantees.values()):
-            self._afford(found.history)
+            self._check_budget(found.history)
         self._mechanisms[part] = mechanism
         return mechanism.apply(value, self.noise(f"release-{part}"))
 
@@ -160,8 +160,8 @@ class AnswerContext:
         """What covers the parts that were released, by part; trainings that came after a release count too."""
         return {part: mechanism.guarantee for part, mechanism in self._mechanisms.items()}
 
-    def _afford(self, history: History) -> None:
-        """Abstains when a release would cost more than is left of the budget."""
+    def _check_budget(self, history: History) -> None:
+        """Abstains when a release would exceed the privacy budget."""
         dp_sgd, delta = self._privacy.dp_sgd, self._privacy.delta
         limits = [self._privacy.epsilon_budget, dp_sgd.target_epsilon if dp_sgd else None]
         budget = min((limit for limit in limits if limit is not None), default=None)
@@ -177,7 +177,7 @@ class AnswerContext:
             )
 
     def noise(self, purpose: str) -> torch.Generator:
-        """Noise for privacy: another question never meets the same noise, or the two would give each other away."""
+        """A generator of noise for privacy; two questions never share noise, since their difference would be exact."""
         return self._stream(purpose, torch.device("cpu"))
 
     def _stream(self, purpose: str, device: torch.device) -> torch.Generator:

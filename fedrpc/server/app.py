@@ -21,7 +21,7 @@ from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.mailbox import Delivery, Mailbox, Task
 from fedrpc.server.roster import IdTaken, OutOfRange, Roster, Session, UnknownSession
-from fedrpc.server.rounds import Desk
+from fedrpc.server.rounds import ServerContext
 from fedrpc.tls.credentials import ServerTls, server_credentials
 from fedrpc.tls.endpoint import check_address
 from fedrpc.wire.envelope import Cancel, Idle
@@ -61,7 +61,7 @@ class Servicer:
 
     def __init__(
         self,
-        desk: Desk,
+        server: ServerContext,
         roster: Roster,
         coordinator: Coordinator,
         book: LedgerFile,
@@ -69,10 +69,10 @@ class Servicer:
         *,
         client_name: str | None = None,
     ) -> None:
-        self._desk, self._roster, self._coordinator = desk, roster, coordinator
-        self._mailbox: Mailbox = desk.mailbox
+        self._server, self._roster, self._coordinator = server, roster, coordinator
+        self._mailbox: Mailbox = server.mailbox
         self._book, self._privacy, self._client_name = book, privacy, client_name
-        self._limits = desk.problem.config.limits
+        self._limits = server.problem.config.limits
         self._transfers = asyncio.Semaphore(self._limits.transfers)
         self._log = log.get("server")
 
@@ -112,10 +112,10 @@ class Servicer:
             self._log.warning("version_skew", client=request.client_id, theirs=request.package_version)
         rows, head = self._privacy.get_head(request.client_id)
         spent = self._privacy.get_history(request.client_id)
-        problem = self._desk.problem
+        problem = self._server.problem
         answer = pb.JoinResponse(
             session=session.token,
-            run_id=self._desk.run_id,
+            run_id=self._server.run_id,
             config=problem.config.dump_for_join(),
             dataset_digest=problem.dataset.digest,
             partition_sha256=problem.partition.sha256,
@@ -128,7 +128,7 @@ class Servicer:
         ).SerializeToString()
         self._book_session("up", request.client_id, len(data))
         self._book_session("down", request.client_id, len(answer))
-        self._desk.progress("joined", {"joined": len(self._roster), "of": problem.config.clients})
+        self._server.progress("joined", {"joined": len(self._roster), "of": problem.config.clients})
         return answer
 
     def _check_certificate(self, client: int, context: Any) -> None:
@@ -197,7 +197,7 @@ class Servicer:
     async def _prepare(self, task: Task) -> bool:
         try:
             if not task.question.prepared:
-                await self._desk.off_loop(task.question.prepare)
+                await self._server.off_loop(task.question.prepare)
             return True
         except Exception as error:
             self._mailbox.fail_question(task, error)
@@ -268,7 +268,7 @@ class Servicer:
             envelope.ClearField(field)
         if task is None:
             held = self._mailbox.was_answered(envelope.task_id)
-            again = held or self._desk.spool.exists(envelope.epoch, check_name(envelope.task_id))
+            again = held or self._server.spool.exists(envelope.epoch, check_name(envelope.task_id))
             return pb.SubmitResponse.STATUS_DUPLICATE if again else pb.SubmitResponse.STATUS_LATE
         if task.done or envelope.question != task.question.payload.digest:
             return pb.SubmitResponse.STATUS_LATE
@@ -281,18 +281,18 @@ class Servicer:
         if whole:
             data = io.BytesIO()
             self._start_assembly(envelope, inline, data).finish()
-            small = self._desk.spool.keep_small(data.getvalue(), task.epoch, task.task_id)
+            small = self._server.spool.keep_small(data.getvalue(), task.epoch, task.task_id)
             self._mailbox.accept_reply(task, small)
             return pb.SubmitResponse.STATUS_ACCEPTED
         task.receiving += 1
-        incoming = self._desk.spool.make_incoming_path(task.epoch, task.task_id)
+        incoming = self._server.spool.make_incoming_path(task.epoch, task.task_id)
         try:
             async with self._transfers:
                 with incoming.open("wb") as file:
                     await self._receive_chunks(self._start_assembly(envelope, inline, file), first, frames, attempt)
             if task.done:
                 return pb.SubmitResponse.STATUS_LATE
-            self._mailbox.accept_reply(task, self._desk.spool.keep(incoming, task.epoch, task.task_id))
+            self._mailbox.accept_reply(task, self._server.spool.keep(incoming, task.epoch, task.task_id))
             return pb.SubmitResponse.STATUS_ACCEPTED
         finally:
             task.receiving -= 1

@@ -1,4 +1,4 @@
-"""The state after each round on disk, replaced atomically: a crash finds the old one or the new one, never a mix."""
+"""The state after each round on disk, replaced atomically: a crash leaves the old or the new one, never a mix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedrpc.files import write_durably
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run goes on from.
+    """What a run resumes from.
 
     Args:
         point: Which durable point of the run this is, counted from 1.

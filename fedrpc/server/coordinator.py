@@ -1,4 +1,4 @@
-"""The run: set-up, rounds, evaluation, checkpoints, final accounts. Knows no method by name and no gRPC."""
+"""The run: set-up, rounds, evaluation, checkpoints and the summary; it knows no method by name, and no gRPC."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedrpc.seeds import derive, seed_torch
 from fedrpc.server import evaluation, summary
 from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder
 from fedrpc.server.roster import Roster
-from fedrpc.server.rounds import Desk, ServerRound
+from fedrpc.server.rounds import ServerContext, ServerRound
 from fedrpc.server.selection import select_cohort
 from fedrpc.wire import ledger, stored
 from fedrpc.wire.ledger import LedgerFile, LedgerQuestion
@@ -34,23 +34,23 @@ _QUIET_S = 0.06  # longer than a delayed TCP acknowledgement
 
 
 class Coordinator:
-    """Plays one run from its last checkpoint to its end.
+    """Runs one run from its last checkpoint to its end.
 
     Args:
-        desk: What rounds share.
-        roster: Who is here.
+        server: What the rounds share.
+        roster: The clients that have joined.
         out: The run directory.
         book: The server's ledger of bytes.
         meter: The kernel's counters.
     """
 
-    def __init__(self, desk: Desk, roster: Roster, out: Path, book: LedgerFile, meter: Meter) -> None:
-        self._desk, self._roster, self._out, self._book, self._meter = desk, roster, out, book, meter
-        self._problem, self._config = desk.problem, desk.problem.config
-        self._method = desk.problem.method
+    def __init__(self, server: ServerContext, roster: Roster, out: Path, book: LedgerFile, meter: Meter) -> None:
+        self._server, self._roster, self._out, self._book, self._meter = server, roster, out, book, meter
+        self._problem, self._config = server.problem, server.problem.config
+        self._method = server.problem.method
         self._checkpoints = CheckpointFolder(out / "checkpoints")
         self._log = log.get("coordinator")
-        self._evaluator = evaluation.Evaluator(desk.problem, desk.device)
+        self._evaluator = evaluation.Evaluator(server.problem, server.device)
         self.round = SETUP_ROUND  # under which traffic outside tasks is booked
         self._kernel_before = [0, 0]
         self._seconds_before = 0.0
@@ -58,7 +58,7 @@ class Coordinator:
         self._started = time.monotonic()
 
     async def run(self) -> dict[str, Any]:
-        """Plays the run and returns its summary."""
+        """Runs all rounds and returns the summary."""
         state, first, steps = self._resume()
         await self._wait_for_clients()
         if first == SETUP_ROUND:
@@ -72,7 +72,7 @@ class Coordinator:
     # Before the first round
 
     def _resume(self) -> tuple[Any, int, dict[str, int]]:
-        """The state to go on from, the stage to play next, and the steps it has behind it."""
+        """The state to resume from, the next stage, and the steps of it that are already done."""
         self._seed_torch(SETUP_ROUND - 1)
         state = self._method.init(self._problem.env)
         self._aggregation = {layer.name: layer.init(self._problem.env) for layer in self._problem.aggregators}
@@ -83,7 +83,7 @@ class Coordinator:
         if kept is None:
             return state, SETUP_ROUND, {}
         self._kernel_before, self._seconds_before = kept.kernel, kept.seconds
-        self._desk.mailbox.durable = kept.point
+        self._server.mailbox.durable = kept.point
         self._meter.note = "the run was resumed: kernel bytes between its last checkpoint and its stop are not counted"
         self._log.info("resumed", after_round=done)
         for layer, data in kept.aggregation.items():
@@ -91,12 +91,12 @@ class Coordinator:
         return stored.loads(type(state), kept.state), done + 1, kept.steps or {}
 
     def _seed_torch(self, index: int) -> None:
-        """What a method's server half draws from torch's global stream depends on the stage and durable point alone."""
-        point = self._desk.mailbox.durable
-        seed_torch(derive(self._config.seed, "torch", "server", index, point), self._desk.device)
+        """Seeds torch's global stream, which the server half may use, by the stage and the durable point alone."""
+        point = self._server.mailbox.durable
+        seed_torch(derive(self._config.seed, "torch", "server", index, point), self._server.device)
 
     async def _wait_for_clients(self) -> None:
-        self._desk.progress("waiting", {"of": self._config.clients})
+        self._server.progress("waiting", {"of": self._config.clients})
         self._log.info("waiting_for_clients", joined=len(self._roster), of=self._config.clients)
         absent = await self._roster.wait_for_all(self._config.limits.join_s)
         here = self._config.clients - len(absent)
@@ -110,12 +110,12 @@ class Coordinator:
 
     # Rounds
 
-    def _stage(self, index: int, cohort: Sequence[int], steps: Mapping[str, int] | None = None) -> ServerRound:
-        """A stage of the method's own; with `steps` it can be saved within."""
+    def _open_stage(self, index: int, cohort: Sequence[int], steps: Mapping[str, int] | None = None) -> ServerRound:
+        """A round object for a stage of the method; with `steps` it can have durable points within it."""
         self.round = index
         self._seed_torch(index)
         return ServerRound(
-            self._desk,
+            self._server,
             index,
             cohort,
             self._config.limits.quorum,
@@ -125,19 +125,19 @@ class Coordinator:
             save=None if steps is None else self._save_within,
         )
 
-    def _question(self, index: int, cohort: Sequence[int]) -> ServerRound:
-        """For the coordinator's own questions, which no run fails of."""
+    def _open_own_stage(self, index: int, cohort: Sequence[int]) -> ServerRound:
+        """A round for the coordinator's own questions, which have no quorum."""
         self.round = index
-        return ServerRound(self._desk, index, cohort, quorum=0.0, attempts=self._book.find_next_attempts(index))
+        return ServerRound(self._server, index, cohort, quorum=0.0, attempts=self._book.find_next_attempts(index))
 
-    def cohort(self, index: int) -> list[int]:
-        """Who is asked in a round: the same for every method with the same seed."""
+    def select_cohort(self, index: int) -> list[int]:
+        """The clients asked in a round: the same for every method with the same seed."""
         return select_cohort(self._problem, index)
 
     async def _setup(self, state: Any, steps: Mapping[str, int]) -> Any:
         records: list[dict[str, Any]] = []
         if type(self._method).overrides("setup"):
-            rnd = self._stage(SETUP_ROUND, range(self._config.clients), steps)
+            rnd = self._open_stage(SETUP_ROUND, range(self._config.clients), steps)
             started = time.monotonic()
             state = await self._method.setup(state, rnd)
             self._aggregation = rnd.aggregation
@@ -149,26 +149,26 @@ class Coordinator:
 
     async def _round(self, state: Any, index: int, steps: Mapping[str, int]) -> Any:
         started = time.monotonic()
-        rnd = self._stage(index, self.cohort(index), steps)
+        rnd = self._open_stage(index, self.select_cohort(index), steps)
         state = await self._method.round(state, rnd)
         self._aggregation = rnd.aggregation
         rnd.close()
         record: dict[str, Any] = {"event": "round_finished", "round": index, "num_clients": len(rnd.answered)}
-        judged = await self._judge(self._method.model(state), index, last=index == self._config.rounds - 1)
-        record |= {name: judged[name] for name in ("loss", "accuracy") if name in judged} | rnd.recorded
+        evaluated = await self._evaluate(self._method.model(state), index, last=index == self._config.rounds - 1)
+        record |= {name: evaluated[name] for name in ("loss", "accuracy") if name in evaluated} | rnd.recorded
         record["seconds"] = time.monotonic() - started
-        await self._make_durable(state, index, [record, judged] if len(judged) > 2 else [record])
+        await self._make_durable(state, index, [record, evaluated] if len(evaluated) > 2 else [record])
         shown = {name: record[name] for name in ("accuracy", "loss", "num_clients", "seconds") if name in record}
         self._log.info("round_finished", round=index, **shown)
         traffic = {f"bytes_{direction}": size for direction, size in self._book.message_bytes.items()}
-        self._desk.progress("round_finished", record | traffic)
+        self._server.progress("round_finished", record | traffic)
         return state
 
     async def _make_durable(self, state: Any, index: int, records: list[dict[str, Any]]) -> None:
-        """The order matters: nothing is reported durable before it is on disk."""
+        """Writes state and records to disk, then reports the round durable: in this order."""
         await self._checkpoint(state, self._aggregation, index, records, None)
         self._book.end_round()
-        self.round = index + 1  # what comes between rounds is of the next: a row that is written needs no rewriting
+        self.round = index + 1  # traffic between rounds belongs to the next one, since written rows are not rewritten
         self._records.add(records)
         self._reach_durable_point()
 
@@ -185,19 +185,19 @@ class Coordinator:
         records: list[dict[str, Any]],
         steps: dict[str, int] | None,
     ) -> None:
-        point, kernel = self._desk.mailbox.durable + 1, list(self._kernel())
-        data = await self._desk.off_loop(stored.dumps, state)
+        point, kernel = self._server.mailbox.durable + 1, list(self._kernel())
+        data = await self._server.off_loop(stored.dumps, state)
         layers = {
-            name: await self._desk.off_loop(stored.dumps, layer)
+            name: await self._server.off_loop(stored.dumps, layer)
             for name, layer in aggregation.items()
             if layer is not None
         }
         kept = Checkpoint(point, index, steps, data, layers, records, kernel, self._seconds())
-        await self._desk.off_loop(self._checkpoints.save, kept)
+        await self._server.off_loop(self._checkpoints.save, kept)
 
     def _reach_durable_point(self) -> None:
-        self._desk.mailbox.durable += 1
-        self._desk.spool.clear(self._desk.mailbox.durable)
+        self._server.mailbox.durable += 1
+        self._server.spool.clear(self._server.mailbox.durable)
 
     def _kernel(self) -> tuple[int, int]:
         sent, received = self._meter.read()
@@ -208,24 +208,24 @@ class Coordinator:
 
     # Evaluation
 
-    async def _judge(self, weights: Tensors, index: int, *, last: bool) -> dict[str, Any]:
-        """The `evaluated` record of a round; what is not due in this round is left out."""
+    async def _evaluate(self, weights: Tensors, index: int, *, last: bool) -> dict[str, Any]:
+        """Evaluates what is due in a round and returns its `evaluated` record."""
 
         def due(every: int) -> bool:
             return last or (index + 1) % every == 0
 
         row: dict[str, Any] = {"event": "evaluated", "round": index}
         if due(self._config.eval_every):
-            found = await self._desk.off_loop(self._evaluator.evaluate, weights)
+            found = await self._server.off_loop(self._evaluator.evaluate, weights)
             row |= {"accuracy": found.accuracy, "loss": found.loss} | evaluation.summarise_classes(found)
         if self._config.local_test and due(self._config.client_eval_every):
             row |= evaluation.summarise_clients(await self._ask_clients(weights, index))
         if due(self._config.feature_eval_every):
-            row |= {"features": await self._desk.off_loop(self._evaluator.measure_features, weights)}
+            row |= {"features": await self._server.off_loop(self._evaluator.measure_features, weights)}
         return row
 
     async def _ask_clients(self, weights: Tensors, index: int) -> dict[int, dict[str, int]]:
-        rnd = self._question(index, range(self._config.clients))
+        rnd = self._open_own_stage(index, range(self._config.clients))
         return {
             reply.client: {"correct": reply.body.num_correct, "of": reply.body.num_examples}
             async for reply in rnd.ask(EVALUATION, Candidate(weights))
@@ -239,10 +239,10 @@ class Coordinator:
         weights = self._method.model(state)
         check = await self._compare_ledgers()
         self._book.end_round()
-        kernel = await self._quiet_kernel()
-        self._desk.progress("snapshot", {"monotonic": time.monotonic()} | kernel)
-        # Off the event loop: accountants take their time.
-        result = await self._desk.off_loop(self._summarise, weights, kernel) | {"ledger_check": check}
+        kernel = await self._await_quiet_kernel()
+        self._server.progress("snapshot", {"monotonic": time.monotonic()} | kernel)
+        # Off the event loop: privacy accountants are slow.
+        result = await self._server.off_loop(self._summarise, weights, kernel) | {"ledger_check": check}
         save_file(
             {name: tensor.contiguous().clone() for name, tensor in weights.items()}, self._out / "model.safetensors"
         )
@@ -251,20 +251,20 @@ class Coordinator:
         return result
 
     async def _finalize(self, state: Any) -> Any:
-        """After the last round; the checkpoint stays before it, so that a longer run can go on from there."""
+        """Finalizes after the last round; the checkpoint stays before it, for a longer run to resume from."""
         index = self._config.rounds
-        rnd = self._stage(index, range(self._config.clients))
+        rnd = self._open_stage(index, range(self._config.clients))
         state = await self._method.finalize(state, rnd)
         rnd.close()
-        judged = await self._judge(self._method.model(state), index, last=True)
-        self._records.add([judged | {"final": True} | rnd.recorded])
+        evaluated = await self._evaluate(self._method.model(state), index, last=True)
+        self._records.add([evaluated | {"final": True} | rnd.recorded])
         return state
 
     async def _compare_ledgers(self) -> dict[str, Any]:
-        rnd = self._question(self._config.rounds, [session.client for session in self._roster])
+        rnd = self._open_own_stage(self._config.rounds, [session.client for session in self._roster])
         ours = self._book.read_all_rows()
         sums = {"compared": 0, "differing": 0, "only_server": 0, "only_client": 0}
-        # A new question each time, or a kept answer from before a restart would come back.
+        # A new question each time, so that no answer from before a restart is reused.
         question = LedgerQuestion(f"what did you count? {uuid.uuid4().hex}")
         async for reply in rnd.ask(LEDGER, question):
             for name, value in ledger.compare(ours, ledger.parse_rows(reply.body.rows), reply.client).items():
@@ -273,8 +273,8 @@ class Coordinator:
             self._log.error("ledgers_differ", rows=sums["differing"])
         return sums | {"clients": len(rnd.answered), "missing": len(rnd.missing)}
 
-    async def _quiet_kernel(self) -> dict[str, int]:
-        """The kernel's counters once nothing moves any more: every client has its poll parked."""
+    async def _await_quiet_kernel(self) -> dict[str, int]:
+        """Waits until no bytes move and every client has its poll parked, and returns the kernel's counters."""
         before = self._kernel()
         for _ in range(50):
             await asyncio.sleep(_QUIET_S)
@@ -285,11 +285,11 @@ class Coordinator:
         return {"down": before[0], "up": before[1]}
 
     def _summarise(self, weights: Tensors, kernel: dict[str, int]) -> dict[str, Any]:
-        cohorts = [self.cohort(index) for index in range(self._config.rounds)]
+        cohorts = [self.select_cohort(index) for index in range(self._config.rounds)]
         shapes = summary.build_shapes(self._problem, weights, cohorts)
         cost, fedavg = summary.predict_cost(self._problem, shapes), summary.compute_fedavg_cost(self._problem, shapes)
         rows = self._book.read_all_rows()
-        return summary.describe_run(self._config, self._desk.run_id, self._config.rounds) | {
+        return summary.describe_run(self._config, self._server.run_id, self._config.rounds) | {
             "caveat": summary.get_caveat(self._method, self._problem.params),
             "accuracy": summary.summarise_accuracy(self._records.all()),
             "reported": summary.collect_reported(

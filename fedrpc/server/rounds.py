@@ -42,13 +42,13 @@ from fedrpc.wire.message import Tensors, averaged_fields, unflatten
 
 T = TypeVar("T")
 Progress = Callable[[str, dict[str, Any]], None]
-_TELL_EVERY_S = 0.1
+_PROGRESS_EVERY_S = 0.1
 _SMALL_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
-class Desk:
-    """What all rounds of a server share.
+class ServerContext:
+    """What the rounds of a server share.
 
     Args:
         work: One thread for the method's heavy work, so that its random draws have one order.
@@ -70,7 +70,7 @@ class Desk:
 
 
 def task_id(run_id: str, round_index: int, phase: str, step: int, client: int) -> str:
-    """The same question to the same client has the same id, also when the round is replayed."""
+    """Computes a task's id: the same question to the same client has the same id, also when the round is repeated."""
     return hashlib.sha256(f"{run_id}/{round_index}/{phase}/{step}/{client}".encode()).hexdigest()[:32]
 
 
@@ -78,16 +78,16 @@ class ServerRound:
     """Implements `methods.runtime.Round`.
 
     Args:
-        quorum: The share of those asked that must answer.
+        quorum: The share of the clients asked that must answer.
         aggregation: The aggregators' states, by name.
-        attempts: The number of the first delivery by (phase, client), in a round that is played again.
-        steps: The next step by phase, in a stage that goes on after a durable point within it.
+        attempts: The number of the first delivery by (phase, client), in a round that is repeated after a crash.
+        steps: The next step by phase, in a stage that resumes from a durable point within it.
         save: Makes a state durable.
     """
 
     def __init__(
         self,
-        desk: Desk,
+        server: ServerContext,
         index: int,
         cohort: Sequence[ClientId],
         quorum: float,
@@ -99,25 +99,25 @@ class ServerRound:
     ) -> None:
         self.index = index
         self.cohort: Sequence[ClientId] = tuple(cohort)
-        self.env, self.params, self.device = desk.problem.env, desk.problem.params, desk.device
+        self.env, self.params, self.device = server.problem.env, server.problem.params, server.device
         self.missing: Mapping[ClientId, str] = {}
         self.recorded: dict[str, Any] = {}
         self.steps: dict[str, int] = dict(steps or {})
         self.aggregation: dict[str, Any] = dict(aggregation or {})
         self.answered: set[ClientId] = set()  # who gave at least one answer
-        self._desk, self._quorum, self._attempts, self._save = desk, quorum, attempts or {}, save
+        self._server, self._quorum, self._attempts, self._save = server, quorum, attempts or {}, save
         self._hung: dict[ClientId, str] = {}
         self._posted: list[Task] = []
-        self._told_at = 0.0
+        self._shown_at = 0.0
         self._log = log.get("rounds")
 
     def model(self) -> nn.Module:
         """A fresh copy of the run's network."""
-        return self._desk.problem.network().to(self.device)
+        return self._server.problem.network().to(self.device)
 
     def rng(self, purpose: str, step: int = 0) -> np.random.Generator:
         """The stream for a purpose in this round."""
-        return derive(self._desk.problem.config.seed, purpose, "server", self.index, step)
+        return derive(self._server.problem.config.seed, purpose, "server", self.index, step)
 
     def learning_rate(self) -> float:
         """The clients' rate of this round, after decay."""
@@ -130,7 +130,7 @@ class ServerRound:
             with keeping_freed_memory() if keep_memory else contextlib.nullcontext():
                 return function(*args)
 
-        return await asyncio.get_running_loop().run_in_executor(self._desk.work, work)
+        return await asyncio.get_running_loop().run_in_executor(self._server.work, work)
 
     async def oracle(self, epochs: int) -> nn.Module:
         """A network trained on all clients' raw data; the record says that it was asked for."""
@@ -139,10 +139,10 @@ class ServerRound:
 
         def check() -> None:
             if stop.is_set():
-                raise Cancelled("the server ends")
+                raise Cancelled("the server is shutting down")
 
         try:
-            return await self.compute(self._desk.problem.oracle, epochs, self.device, check, keep_memory=True)
+            return await self.compute(self._server.problem.oracle, epochs, self.device, check, keep_memory=True)
         except asyncio.CancelledError:
             stop.set()
             raise
@@ -150,7 +150,7 @@ class ServerRound:
     async def save(self, state: Any) -> None:
         """Makes a state durable within a stage."""
         if self._save is None:
-            raise RuntimeError("this stage has nothing to go on from; only set-up and rounds can be saved within")
+            raise RuntimeError("only set-up and rounds have durable points within them")
         await self._save(self, state)
 
     def record(self, **values: Any) -> None:
@@ -158,8 +158,8 @@ class ServerRound:
         self.recorded |= values
 
     def close(self) -> None:
-        """Withdraws whatever a method left unanswered."""
-        self._desk.mailbox.withdraw(self._posted, "the round is over")
+        """Withdraws the tasks that the method left unanswered."""
+        self._server.mailbox.withdraw(self._posted, "the round is over")
 
     async def mean(
         self,
@@ -172,7 +172,7 @@ class ServerRound:
         """Asks the cohort and aggregates the fields that only count in the mean, by the run's layers."""
         if each is not None:
             self._check_may_see_updates(phase)
-        layers, fields, states = self._desk.problem.aggregators, averaged_fields(phase.up), self.aggregation
+        layers, fields, states = self._server.problem.aggregators, averaged_fields(phase.up), self.aggregation
         for layer in layers:
             states[layer.name] = await layer.prepare(states[layer.name], self)
         combining = combining_layer(layers, states)
@@ -208,7 +208,7 @@ class ServerRound:
         return self._ask(phase, message, quorum=quorum, check=check)
 
     def _check_may_see_updates(self, phase: Phase[Any, Any]) -> None:
-        method = type(self._desk.problem.method)
+        method = type(self._server.problem.method)
         if not method.needs_each_update:
             raise TypeError(
                 f"{method.__name__} looks at single clients' updates in phase '{phase.name}', whose "
@@ -225,50 +225,50 @@ class ServerRound:
         check: Check[Down, Up] | None = None,
     ) -> AsyncIterator[Reply[Up]]:
         asked = dict(message) if isinstance(message, Mapping) else dict.fromkeys(self.cohort, message)
-        tasks = await self._tasks(phase, asked, self._number(phase))
+        tasks = await self._make_tasks(phase, asked, self._next_step(phase))
         missing: dict[ClientId, Missing] = {}
-        self._desk.mailbox.post(task for task in tasks if not task.done)
+        self._server.mailbox.post(task for task in tasks if not task.done)
         try:
             for task in tasks:
-                self._tell(phase, tasks)
-                reply = await self._reply(await task.outcome, phase, task, asked[task.client], check)
+                self._show_progress(phase, tasks)
+                reply = await self._read_reply(await task.outcome, phase, task, asked[task.client], check)
                 if isinstance(reply, Missing):
                     missing[task.client] = reply
-                    self._note(phase, task.client, reply)
+                    self._log_missing(phase, task.client, reply)
                     continue
                 self.answered.add(task.client)
                 yield reply
                 del reply  # its mapped file with it
                 task.question.forget()
         except asyncio.CancelledError:
-            tasks = []  # the server ends: clients may work on, for its next life asks the same again
+            tasks = []  # the server is shutting down: clients may go on, since it asks the same after a restart
             raise
         finally:
-            self._desk.mailbox.withdraw(tasks, "nobody waits for the answer any more")
+            self._server.mailbox.withdraw(tasks, "the answer is no longer needed")
             self.missing = {client: why.reason for client, why in missing.items()}
         self._check_quorum(phase, len(tasks), missing, self._quorum if quorum is None else quorum)
 
-    def _number(self, phase: Phase[Any, Any]) -> int:
+    def _next_step(self, phase: Phase[Any, Any]) -> int:
         number = self.steps.get(phase.name, 0)
         self.steps[phase.name] = number + 1
         return number
 
-    async def _tasks(self, phase: Phase[Any, Any], asked: Mapping[ClientId, Any], step: int) -> list[Task]:
-        desk = self._desk
+    async def _make_tasks(self, phase: Phase[Any, Any], asked: Mapping[ClientId, Any], step: int) -> list[Task]:
+        server = self._server
         times = Counter(id(message) for message in asked.values())
         questions = {id(m): Question(m, shared=times[id(m)] > 1) for m in asked.values()}
         if len(questions) == 1:
-            # A broadcast: encoded before anything can change it.
-            await desk.off_loop(next(iter(questions.values())).prepare)
+            # A broadcast is encoded before anything can change it.
+            await server.off_loop(next(iter(questions.values())).prepare)
         tasks = []
         for client in [c for c in self.cohort if c in asked] + [c for c in asked if c not in self.cohort]:
-            name = task_id(desk.run_id, self.index, phase.name, step, client)
+            name = task_id(server.run_id, self.index, phase.name, step, client)
             question = questions[id(asked[client])]
             outcome: asyncio.Future[Spooled | Missing] = asyncio.get_running_loop().create_future()
-            epoch = desk.mailbox.durable
-            if desk.spool.exists(epoch, name):
-                await desk.off_loop(question.prepare)
-                kept = desk.spool.find_reusable(epoch, name, question.payload.digest)
+            epoch = server.mailbox.durable
+            if server.spool.exists(epoch, name):
+                await server.off_loop(question.prepare)
+                kept = server.spool.find_reusable(epoch, name, question.payload.digest)
                 if kept:
                     outcome.set_result(kept)
             if not outcome.done() and client in self._hung:
@@ -278,7 +278,7 @@ class ServerRound:
         self._posted = [task for task in self._posted if not task.done] + tasks
         return tasks
 
-    async def _reply(
+    async def _read_reply(
         self,
         outcome: Spooled | Missing,
         phase: Phase[Down, Up],
@@ -292,28 +292,28 @@ class ServerRound:
             # A hop to another thread costs more than the work on a small reply.
             small = (outcome.stat().st_size if isinstance(outcome, Path) else outcome.size) < _SMALL_BYTES
             args = (outcome, phase, task.question, message, check)
-            return Reply(task.client, _read(*args) if small else await self._desk.off_loop(_read, *args))
+            return Reply(task.client, _read(*args) if small else await self._server.off_loop(_read, *args))
         except Exception as error:
-            # Whatever is wrong with a reply is its client's fault, never the run's.
+            # A bad reply is its client's failure, never the run's.
             return Missing(str(error) if isinstance(error, WireError) else f"{type(error).__name__}: {error}")
 
-    def _note(self, phase: Phase[Any, Any], client: ClientId, why: Missing) -> None:
+    def _log_missing(self, phase: Phase[Any, Any], client: ClientId, why: Missing) -> None:
         if why.hung:
             self._hung[client] = why.reason
         self._log.warning("client_missing", phase=phase.name, client=client, why=why.reason)
 
-    def _tell(self, phase: Phase[Any, Any], tasks: Sequence[Task]) -> None:
+    def _show_progress(self, phase: Phase[Any, Any], tasks: Sequence[Task]) -> None:
         now = time.monotonic()
-        if now - self._told_at > _TELL_EVERY_S:
-            self._told_at = now
+        if now - self._shown_at > _PROGRESS_EVERY_S:
+            self._shown_at = now
             answered = sum(task.done for task in tasks)
             values = {"round": self.index, "phase": phase.name, "answered": answered, "of": len(tasks)}
-            self._desk.progress("phase", values)
+            self._server.progress("phase", values)
 
     def _check_quorum(
         self, phase: Phase[Any, Any], num_asked: int, missing: Mapping[ClientId, Missing], quorum: float
     ) -> None:
-        # Who abstained was never going to answer, so it does not count among those who should have.
+        # Clients that abstained could not answer, so the quorum does not count them.
         due = num_asked - sum(why.abstained for why in missing.values())
         needed, answered = math.ceil(quorum * due), num_asked - len(missing)
         if answered < needed:
@@ -334,7 +334,7 @@ def _read(
     for name in phase.same:
         _check_same(name, question.payload.parts, envelope.parts)
     for part in envelope.parts:
-        if part.kind != Kind.SCALARS:
+        if Kind(part.kind) != Kind.SCALARS:
             _check_finite(part.name, tensors[part.name])
     for each in (phase.check, check):
         if each is not None:

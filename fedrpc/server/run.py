@@ -31,7 +31,7 @@ from fedrpc.server.checkpoint import CheckpointFolder
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.mailbox import Mailbox
 from fedrpc.server.roster import Roster
-from fedrpc.server.rounds import Desk, Progress
+from fedrpc.server.rounds import Progress, ServerContext
 from fedrpc.server.spool import Spool
 from fedrpc.tls.credentials import ServerTls
 from fedrpc.wire.ledger import LedgerFile
@@ -159,7 +159,7 @@ async def _run_server(
     stack: contextlib.AsyncExitStack,
 ) -> dict[str, Any]:
     config, out = problem.config, options.out
-    server = GrpcServer(options.listen, options.tls, options.insecure, health)
+    grpc_server = GrpcServer(options.listen, options.tls, options.insecure, health)
     work, io = ThreadPoolExecutor(1, "work"), ThreadPoolExecutor(2, "io")
     for pool in (work, io):
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
@@ -168,7 +168,7 @@ async def _run_server(
     roster = Roster(config.clients, config.limits.grace_s)
     mailbox = Mailbox(roster, config.limits, config.parallel)
     listeners = [progress]
-    desk = Desk(
+    context = ServerContext(
         problem,
         run_id,
         mailbox,
@@ -178,10 +178,10 @@ async def _run_server(
         device,
         progress=lambda *event: _notify(listeners, *event),
     )
-    meter = Meter(server.port, local=True)
-    coordinator = Coordinator(desk, roster, out, book, meter)
+    meter = Meter(grpc_server.port, local=True)
+    coordinator = Coordinator(context, roster, out, book, meter)
     bound = options.tls is not None and options.tls.client_ca is not None
-    servicer = Servicer(desk, roster, coordinator, book, privacy, client_name=options.client_name if bound else None)
+    servicer = Servicer(context, roster, coordinator, book, privacy, client_name=options.client_name if bound else None)
     if options.metrics_listen:
         from fedrpc.server.monitoring import RunMetrics, serve_metrics  # here, since other servers need no Prometheus
 
@@ -189,9 +189,9 @@ async def _run_server(
         listeners.append(metrics.observe)
         stack.callback(serve_metrics(options.metrics_listen, metrics))
     try:
-        await server.start(servicer)
-        log.get("server").info("listening", address=server.address)
-        progress("listening", {"address": server.address})
+        await grpc_server.start(servicer)
+        log.get("server").info("listening", address=grpc_server.address)
+        progress("listening", {"address": grpc_server.address})
         result = load_finished(out, config) or await _run_watched(coordinator, mailbox, meter)
         coordinator.round = config.rounds
         mailbox.finish("the run is complete")
@@ -205,7 +205,7 @@ async def _run_server(
             await asyncio.Event().wait()
         return result
     finally:
-        await server.stop(0.5)
+        await grpc_server.stop(0.5)
 
 
 def _notify(listeners: Iterable[Progress], name: str, values: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.evaluation import Evaluator
 from fedrpc.server.mailbox import Mailbox, Task
 from fedrpc.server.roster import Roster
-from fedrpc.server.rounds import Desk
+from fedrpc.server.rounds import ServerContext
 from fedrpc.server.spool import Spool
 from fedrpc.server.summary import hash_model
 from fedrpc.wire import ledger
@@ -64,7 +64,7 @@ class Life:
         executor, book = ThreadPoolExecutor(2), LedgerFile(self._out)
         roster = Roster(config.clients, config.limits.grace_s)
         mailbox, spool = Mailbox(roster, config.limits, config.parallel), Spool(self._out / "spool")
-        desk = Desk(self._problem, "run", mailbox, spool, executor, executor, CPU, self._progress)
+        desk = ServerContext(self._problem, "run", mailbox, spool, executor, executor, CPU, self._progress)
         clients = InMemoryClients(self._problem, self._out / "clients", book.book)
         self.asked = clients.asked
         polling = PollingClients(roster, mailbox, spool, clients, self._before)

@@ -21,7 +21,7 @@ from fedrpc.server import mailbox as mailboxes
 from fedrpc.server import rounds
 from fedrpc.server.mailbox import Mailbox, Task
 from fedrpc.server.roster import Roster
-from fedrpc.server.rounds import Desk, ServerRound, task_id
+from fedrpc.server.rounds import ServerContext, ServerRound, task_id
 from fedrpc.server.spool import Spool, read_reply
 from fedrpc.wire.codec import encode
 from fedrpc.wire.envelope import Envelope
@@ -64,7 +64,7 @@ class Table:
         self.spool, self.executor = Spool(folder), ThreadPoolExecutor(2, "compute")
         self.told: list[tuple[str, dict[str, Any]]] = []
         work, io, tell = self.executor, self.executor, lambda *what: self.told.append(what)
-        self.desk = Desk(problem, "run", self.mailbox, self.spool, work, io, CPU, tell)
+        self.desk = ServerContext(problem, "run", self.mailbox, self.spool, work, io, CPU, tell)
         self.clients = PollingClients(self.roster, self.mailbox, self.spool, clients, before)
 
     def round(self, cohort: Any = (0, 1, 2), quorum: float = 1.0, index: int = 0) -> ServerRound:
