@@ -147,7 +147,7 @@ def test_a_killed_server_goes_on_with_the_moments_of_its_optimizer(
 ) -> None:
     adam = {"server_optimizer": "adam", "aggregation__adam__lr": 0.1}
     undisturbed, out = RunDir(tmp_path / "undisturbed"), RunDir(tmp_path / "run")
-    programs.run(undisturbed.path, *settings(**adam)).completed()
+    programs.run(undisturbed.path, *settings(**adam)).wait_for_success()
     words = settings(method="gated", params__gates=str(gates.folder), **adam)
     gates.shut("server-2")
     run = programs.run(out.path, *words)
@@ -155,7 +155,7 @@ def test_a_killed_server_goes_on_with_the_moments_of_its_optimizer(
     assert run.wait() == 128 + signal.SIGKILL
     assert (out.path / "checkpoints" / "aggregation-3-adam.safetensors").exists()
     gates.open_all()
-    programs.run(out.path, *words).completed()
+    programs.run(out.path, *words).wait_for_success()
     assert out.model_sha256 == undisturbed.model_sha256
     assert_sound(out)
 
