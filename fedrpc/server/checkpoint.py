@@ -86,7 +86,7 @@ class CheckpointFolder:
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"the checkpoint in {self._folder} can not be read ({error}); start in another --out"
+                f"the checkpoint in {self._folder} cannot be read ({error}); start in another --out"
             ) from None
         expected = {name: (data, digest)}
         expected |= {names[layer]: (layers[layer], digest) for layer, digest in manifest["aggregation"].items()}

@@ -132,14 +132,14 @@ def _find_fields(cls: type[Any]) -> tuple[Field, ...]:
         if is_message(hint):
             inner = fields(hint)
             if optional and all(sub.optional for sub in inner):
-                raise TypeError(f"{cls.__name__}.{item.name} with all its fields None could not be told from None")
+                raise TypeError(f"{cls.__name__}.{item.name} with all its fields None could not be distinguished from None")
             found += [
                 dataclasses.replace(sub, path=(item.name, *sub.path), optionals=(optional, *sub.optionals))
                 for sub in inner
             ]
         else:
             _check_type(hint)
-            found.append(Field((item.name,), item.metadata.get("kind") or _default_kind(hint), hint, (optional,)))
+            found.append(Field((item.name,), item.metadata.get("kind") or _infer_kind(hint), hint, (optional,)))
     return tuple(found)
 
 
@@ -153,7 +153,7 @@ def _check_type(hint: Any) -> None:
         raise TypeError(f"a message field cannot be of type {hint}; see fedrpc/wire/message.py for what can")
 
 
-def _default_kind(hint: Any) -> Kind | None:
+def _infer_kind(hint: Any) -> Kind | None:
     if hint in _SCALARS:
         return Kind.SCALARS
     return Kind.ENVELOPE if hint is str else None
@@ -196,15 +196,15 @@ def flatten(message: Any) -> list[FlatPart]:
 
 def _flatten(hint: Any, value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
     if hint is Tensor:
-        yield path, _plain(value, path)
+        yield path, _to_plain_tensor(value, path)
     elif hint in _SCALARS:
-        yield path, _scalar(hint, value, path)
+        yield path, _to_scalar_tensor(hint, value, path)
     elif hint is str:
         if not isinstance(value, str):
             raise WireError(f"expected a str at '{path}', got {type(value).__name__}")
         yield path, torch.frombuffer(bytearray(value.encode() or b"\0"), dtype=torch.uint8)[: len(value.encode())]
     else:
-        inner, items = _children(hint, value)
+        inner, items = _list_children(hint, value)
         if not items:
             # An empty container has no tensor of its own: a marker keeps it apart from None.
             yield _join(path, ""), torch.empty(0, dtype=torch.uint8)
@@ -212,7 +212,7 @@ def _flatten(hint: Any, value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
             yield from _flatten(inner, item, _join(path, key))
 
 
-def _plain(value: Any, path: str) -> Tensor:
+def _to_plain_tensor(value: Any, path: str) -> Tensor:
     if not isinstance(value, Tensor):
         raise WireError(f"expected a tensor at '{path}', got {type(value).__name__}")
     if value.layout != torch.strided:
@@ -221,24 +221,24 @@ def _plain(value: Any, path: str) -> Tensor:
     return value.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
-def _scalar(hint: Any, value: Any, path: str) -> Tensor:
+def _to_scalar_tensor(hint: Any, value: Any, path: str) -> Tensor:
     given, dtype = _SCALARS[hint]
     if not isinstance(value, given) or (hint is int and not -(2**63) <= int(value) < 2**63):
         raise WireError(f"expected a {hint.__name__} of 64 bits at '{path}', got {type(value).__name__} {value!r:.40}")
     return torch.tensor(hint(value), dtype=dtype)
 
 
-def _children(hint: Any, value: Any) -> tuple[Any, list[tuple[str, Any]]]:
+def _list_children(hint: Any, value: Any) -> tuple[Any, list[tuple[str, Any]]]:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     wanted: Any = Mapping if origin is dict else (list, tuple)
     if not isinstance(value, wanted):
         raise WireError(f"expected a {hint}, got {type(value).__name__}")
     if origin is dict:
-        return args[1], [(_segment(args[0], key), item) for key, item in value.items()]
+        return args[1], [(_format_segment(args[0], key), item) for key, item in value.items()]
     return args[0], [(str(index), item) for index, item in enumerate(value)]
 
 
-def _segment(hint: Any, key: Any) -> str:
+def _format_segment(hint: Any, key: Any) -> str:
     if not isinstance(key, numbers.Integral if hint is int else str):
         raise WireError(f"expected a name of type {hint.__name__}, got {key!r:.40}")
     text = str(int(key)) if hint is int else str(key)
@@ -261,7 +261,7 @@ def unflatten(cls: type, parts: Mapping[str, Tensors]) -> Any:
 
 
 @functools.cache
-def _layout(cls: type) -> tuple[tuple[str, Any, bool], ...]:
+def _read_layout(cls: type) -> tuple[tuple[str, Any, bool], ...]:
     """Name, type and whether it may be None of each field; reading annotations costs more than a small message."""
     hints = typing.get_type_hints(cls)
     return tuple((item.name, *strip_optional(hints[item.name])) for item in dataclasses.fields(cls))
@@ -269,7 +269,7 @@ def _layout(cls: type) -> tuple[tuple[str, Any, bool], ...]:
 
 def _build(cls: type, prefix: str, parts: Mapping[str, Tensors]) -> Any:
     values = {}
-    for own, hint, optional in _layout(cls):
+    for own, hint, optional in _read_layout(cls):
         name = prefix + own
         if is_message(hint):
             present = any(key.startswith(name + ".") for key in parts)
@@ -290,18 +290,18 @@ def _unflatten(hint: Any, tensors: Tensors, name: str) -> Any:
     if hint is Tensor or hint in _SCALARS or hint is str:
         if list(tensors) != [""]:
             raise WireError(f"part '{name}' should be one {getattr(hint, '__name__', hint)}, got {list(tensors)[:4]}")
-        return _leaf(hint, tensors[""], name)
-    grouped = {} if list(tensors) == ["/"] and not tensors["/"].numel() else _grouped(tensors, name)
+        return _read_leaf(hint, tensors[""], name)
+    grouped = {} if list(tensors) == ["/"] and not tensors["/"].numel() else _group_by_segment(tensors, name)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     inner = args[1] if origin is dict else args[0]
     if origin is dict:
-        return {_key(args[0], key, name): _unflatten(inner, sub, name) for key, sub in grouped.items()}
+        return {_parse_key(args[0], key, name): _unflatten(inner, sub, name) for key, sub in grouped.items()}
     if set(grouped) != {str(index) for index in range(len(grouped))}:
         raise WireError(f"part '{name}' does not number the items of a {hint}: {list(grouped)[:4]}")
     return origin([_unflatten(inner, grouped[str(index)], name) for index in range(len(grouped))])
 
 
-def _grouped(tensors: Tensors, name: str) -> dict[str, Tensors]:
+def _group_by_segment(tensors: Tensors, name: str) -> dict[str, Tensors]:
     """Tensors by the first segment of their paths."""
     grouped: dict[str, Tensors] = {}
     for path, tensor in tensors.items():
@@ -314,13 +314,13 @@ def _grouped(tensors: Tensors, name: str) -> dict[str, Tensors]:
     return grouped
 
 
-def _key(hint: Any, text: str, name: str) -> Any:
+def _parse_key(hint: Any, text: str, name: str) -> Any:
     if hint is int and not _INTEGER.fullmatch(text):
         raise WireError(f"part '{name}' has the name '{text[:40]}', which is not a whole number")
     return hint(text)
 
 
-def _leaf(hint: Any, tensor: Tensor, name: str) -> Any:
+def _read_leaf(hint: Any, tensor: Tensor, name: str) -> Any:
     if hint is Tensor:
         return tensor
     dtype, dims = (torch.uint8, 1) if hint is str else (_SCALARS[hint][1], 0)

@@ -97,7 +97,7 @@ def test_a_state_that_was_changed_is_refused(folder):
     with pytest.raises(ConfigError, match=r"state-2\.safetensors .* was changed"):
         kept.load()
     path.unlink()
-    with pytest.raises(ConfigError, match="can not be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         kept.load()
 
 
@@ -106,7 +106,7 @@ def test_a_manifest_that_is_none_is_refused_in_one_line(folder, text):
     kept = CheckpointFolder(folder)
     kept.save(checkpoint(2))
     (folder / "manifest.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(ConfigError, match="can not be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         kept.load()
 
 
@@ -117,5 +117,5 @@ def test_a_manifest_that_lacks_a_key_is_refused_in_one_line(folder, lost):
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest[lost]
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ConfigError, match="can not be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         kept.load()
