@@ -5,12 +5,12 @@ from __future__ import annotations
 _LIGHT = """
 --ground:#f6f7f9;--card:#fff;--ink:#1b2733;--soft:#5b6b7a;--line:#dfe4ea;--grid:#e9edf1;--good:#15803d;--bad:#b45309;
 --s0:#2f6fd0;--s1:#d97706;--s2:#0f9d76;--s3:#d64550;--s4:#7c5cd6;--s5:#0e9fb5;--s6:#c2559d;--s7:#7b8794;--s8:#8a9a1f;
---s9:#96683b;--s10:#4b5b94;--s11:#b3546b;--on:#fff;
+--s9:#96683b;--s10:#4b5b94;--s11:#b3546b;--s12:#4d7c5f;--on:#fff;
 """
 _DARK = """
 --ground:#11161c;--card:#191f27;--ink:#e6ebf0;--soft:#95a3b1;--line:#2a333d;--grid:#252d36;--good:#4ade80;--bad:#fbbf24;
 --s0:#5b9bf3;--s1:#f0a03c;--s2:#38c79c;--s3:#f0737c;--s4:#a48cf0;--s5:#41c3d8;--s6:#e084c0;--s7:#8593a1;--s8:#bccb4e;
---s9:#c79a68;--s10:#93a3dc;--s11:#dd92a3;--on:#0f151b;
+--s9:#c79a68;--s10:#93a3dc;--s11:#dd92a3;--s12:#8fc3a3;--on:#0f151b;
 """
 _RULES = """
 *{box-sizing:border-box}
@@ -97,7 +97,7 @@ _SERIES = "".join(
 )
 # One colour for each kind of the wire, in the order of its enumeration.
 _KINDS = "".join(
-    f".k{kind}{{fill:var(--s{series})}}" for kind, series in enumerate((0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11))
+    f".k{kind}{{fill:var(--s{series})}}" for kind, series in enumerate((0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12))
 )
 
 _COLOURS = f":root{{color-scheme:light dark;{_LIGHT}}}@media(prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
