@@ -27,6 +27,7 @@ class Kind(IntEnum):
     MOMENTS = pb.KIND_MOMENTS
     SCALARS = pb.KIND_SCALARS
     ENVELOPE = pb.KIND_ENVELOPE
+    CONTROL_VARIATES = pb.KIND_CONTROL_VARIATES
 
     @property
     def label(self) -> str:

@@ -132,7 +132,9 @@ def _find_fields(cls: type[Any]) -> tuple[Field, ...]:
         if is_message(hint):
             inner = fields(hint)
             if optional and all(sub.optional for sub in inner):
-                raise TypeError(f"{cls.__name__}.{item.name} with all its fields None could not be distinguished from None")
+                raise TypeError(
+                    f"{cls.__name__}.{item.name} with all its fields None could not be distinguished from None"
+                )
             found += [
                 dataclasses.replace(sub, path=(item.name, *sub.path), optionals=(optional, *sub.optionals))
                 for sub in inner

@@ -46,6 +46,8 @@ class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Kind.ValueType],
     KIND_SCALARS: _Kind.ValueType  # 10
     KIND_ENVELOPE: _Kind.ValueType  # 11
     """headers and the protocol's own text"""
+    KIND_CONTROL_VARIATES: _Kind.ValueType  # 12
+    """estimates of a loss's gradient, by parameter"""
 
 class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
     """What a part is about. Closed on purpose: a new kind is a privacy decision and deserves review."""
@@ -70,6 +72,8 @@ KIND_MOMENTS: Kind.ValueType  # 9
 KIND_SCALARS: Kind.ValueType  # 10
 KIND_ENVELOPE: Kind.ValueType  # 11
 """headers and the protocol's own text"""
+KIND_CONTROL_VARIATES: Kind.ValueType  # 12
+"""estimates of a loss's gradient, by parameter"""
 Global___Kind: _TypeAlias = Kind  # noqa: Y015
 
 class _Codec:

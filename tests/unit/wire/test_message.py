@@ -92,7 +92,7 @@ def test_types_that_can_travel_are_accepted(hint):
 def test_a_nested_message_that_could_be_all_none_cannot_be_optional_itself():
     inner = message("Inner", a=Tensor | None, b=int | None)
     check_message(message(value=inner))
-    with pytest.raises(TypeError, match="told from None"):
+    with pytest.raises(TypeError, match="distinguished from None"):
         check_message(message(value=inner | None))
 
 
