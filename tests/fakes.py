@@ -25,7 +25,7 @@ from fedrpc import config as configuration
 from fedrpc.client.answer import Answerer
 from fedrpc.client.store import ClientStore
 from fedrpc.client.transport import Task as Delivered
-from fedrpc.errors import Abstained
+from fedrpc.errors import Abstained, Diverged
 from fedrpc.methods.method import METHODS, Method
 from fedrpc.methods.phases import ClientId
 from fedrpc.methods.runtime import SETUP_ROUND
@@ -242,6 +242,8 @@ class InMemoryMailbox:
             return self._clients.exchange(task, self._spool.make_incoming_path(task.epoch, task.task_id))
         except Abstained as error:
             return Missing(str(error), abstained=True)
+        except Diverged as error:
+            return Missing(str(error))
 
     def withdraw(self, tasks: Iterable[Task], reason: str) -> None:
         """There is never anything left to withdraw."""

@@ -30,8 +30,9 @@ class Phase(Generic[Down, Up]):
         name: Its name in the ledger, the records and the logs.
         down: The message that asks.
         up: The message that answers.
-        same: Fields of the answer that must have the names, shapes and dtypes of the question's field of that name.
-            An answer that has not, or has NaN or infinity outside its scalars, counts as missing.
+        same: Fields of the answer whose tensors must have the names, shapes and dtypes of the question's field of that
+            name, or pairs of both names where they differ. An answer that has not, or has NaN or infinity outside its
+            scalars, counts as missing.
         check: Called with question and answer; raises ValueError when the answer makes no sense (labels out of range),
             and the client counts as missing: no client's answer may hurt the others.
     """
@@ -39,17 +40,22 @@ class Phase(Generic[Down, Up]):
     name: str
     down: type[Down]
     up: type[Up]
-    same: tuple[str, ...] = ()
+    same: tuple[str | tuple[str, str], ...] = ()
     check: Callable[[Down, Up], None] | None = None
 
     def __post_init__(self) -> None:
         check_message(self.down)
         check_message(self.up)
         averaged_fields(self.up)
-        for name in self.same:
-            for cls in (self.down, self.up):
+        for pair in self.same_fields.items():
+            for cls, name in zip((self.up, self.down), pair, strict=True):
                 if name not in {f.name for f in fields(cls)}:
                     raise TypeError(f"phase '{self.name}': {cls.__name__} has no field '{name}' to hold 'same'")
+
+    @property
+    def same_fields(self) -> dict[str, str]:
+        """The fields of `same`: the answer's name to the question's."""
+        return dict((entry, entry) if isinstance(entry, str) else entry for entry in self.same)
 
 
 @dataclass(frozen=True)

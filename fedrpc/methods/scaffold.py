@@ -55,14 +55,7 @@ class Control:
     value: Tensors
 
 
-def _check(question: Start, answer: ControlledUpdate) -> None:
-    check_update(question, answer)
-    wanted, got = ({n: (t.dtype, t.shape) for n, t in v.items()} for v in (question.control, answer.control_change))
-    if got != wanted:
-        raise ValueError("the change of a control variate needs the names, shapes and dtypes of the server's variate")
-
-
-FIT = Phase("fit", Start, ControlledUpdate, same=("weights",), check=_check)
+FIT = Phase("fit", Start, ControlledUpdate, same=("weights", ("control_change", "control")), check=check_update)
 
 
 class ScaffoldParams(Params):

@@ -27,7 +27,7 @@ from torch import nn
 
 from fedrpc import log
 from fedrpc.aggregation.aggregator import combining_layer
-from fedrpc.errors import Cancelled, QuorumError, WireError
+from fedrpc.errors import Cancelled, FedrpcError, QuorumError, WireError
 from fedrpc.methods.phases import Check, ClientId, Down, Phase, Reply, Up
 from fedrpc.methods.runtime import Aggregate
 from fedrpc.problem import Problem
@@ -36,7 +36,7 @@ from fedrpc.seeds import derive
 from fedrpc.server.mailbox import Mailbox, Missing, Question, Task
 from fedrpc.server.spool import Spool, Spooled, read_reply
 from fedrpc.training.loop import learning_rate
-from fedrpc.wire.codec import decode_parts, read_layout
+from fedrpc.wire.codec import check_finite, decode_parts, read_layout
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, averaged_fields, unflatten
 
@@ -295,7 +295,7 @@ class ServerRound:
             return Reply(task.client, _read(*args) if small else await self._server.off_loop(_read, *args))
         except Exception as error:
             # A bad reply is its client's failure, never the run's.
-            return Missing(str(error) if isinstance(error, WireError) else f"{type(error).__name__}: {error}")
+            return Missing(str(error) if isinstance(error, FedrpcError) else f"{type(error).__name__}: {error}")
 
     def _log_missing(self, phase: Phase[Any, Any], client: ClientId, why: Missing) -> None:
         if why.hung:
@@ -331,11 +331,11 @@ def _read(
     envelope, buffers = read_reply(reply)
     tensors = decode_parts(phase.up, envelope.parts, buffers)
     body = unflatten(phase.up, tensors)
-    for name in phase.same:
-        _check_same(name, question.payload.parts, envelope.parts)
+    for name, asked in phase.same_fields.items():
+        _check_same(name, read_layout(question.payload.parts, asked), read_layout(envelope.parts, name))
     for part in envelope.parts:
         if Kind(part.kind) != Kind.SCALARS:
-            _check_finite(part.name, tensors[part.name])
+            check_finite(part.name, tensors[part.name])
     for each in (phase.check, check):
         if each is not None:
             each(message, body)
@@ -352,25 +352,16 @@ def _sent_to_all(phase: Phase[Down, Any], message: Down | Mapping[ClientId, Down
     """What all clients started from: the fields of the question that the answer has too, if all got the same."""
     messages = list(message.values()) if isinstance(message, Mapping) else [message]
     found = {}
-    for name in phase.same:
+    for name, asked in phase.same_fields.items():
+        if name != asked:
+            continue
         first = getattr(messages[0], name)
         if isinstance(first, dict) and all(getattr(other, name) is first for other in messages):
             found[name] = first
     return found
 
 
-def _check_same(name: str, asked: Iterable[Any], answered: Iterable[Any]) -> None:
-    ours, theirs = read_layout(asked, name), read_layout(answered, name)
+def _check_same(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     for path in [*ours, *theirs]:
         if ours.get(path) != theirs.get(path):
             raise WireError(f"'{name}' tensor '{path}': expected {ours.get(path)}, got {theirs.get(path)}")
-
-
-def _check_finite(name: str, tensors: Tensors) -> None:
-    for path, tensor in tensors.items():
-        if not (tensor.is_floating_point() or tensor.is_complex()):
-            continue
-        # NaN and infinity always reach the sum, which is quicker by far; a sum that overflows is looked at closely.
-        small = tensor.dtype.itemsize < 2  # float8 has no sum
-        if (small or not bool(torch.isfinite(tensor.sum()))) and not bool(torch.isfinite(tensor).all()):
-            raise WireError(f"'{name}' tensor '{path}' has NaN or infinity: the client's training diverged")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrpc.errors import WireError
+from fedrpc.errors import Diverged, WireError
 from fedrpc.wire.kinds import DTYPE_NUMBERS, DTYPES, Kind
 from fedrpc.wire.message import FlatPart, Tensors, fields, flatten, unflatten
 from fedrpc.wire.v1 import coordinator_pb2 as pb
@@ -111,6 +111,17 @@ def read_layout(parts: Iterable[pb.Part], name: str) -> dict[str, tuple[torch.dt
     """Reads the dtype and shape of each tensor in the part of that name, by the tensor's path."""
     specs = [spec for part in parts if part.name == name for spec in part.tensors]
     return {spec.path: (DTYPES[spec.dtype], tuple(spec.shape)) for spec in specs}
+
+
+def check_finite(name: str, tensors: Tensors) -> None:
+    """Raises Diverged when a part has NaN or infinity."""
+    for path, tensor in tensors.items():
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            continue
+        # NaN and infinity always reach the sum, which is quicker by far; a sum that overflows is looked at closely.
+        small = tensor.dtype.itemsize < 2  # float8 has no sum
+        if (small or not bool(torch.isfinite(tensor.sum()))) and not bool(torch.isfinite(tensor).all()):
+            raise Diverged(f"'{name}' tensor '{path}' has NaN or infinity: the client's training diverged")
 
 
 def decode(cls: type, parts: Sequence[pb.Part], buffers: Sequence[memoryview]) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedrpc.aggregation.mean import WeightedMean
 from fedrpc.models import build, read_tensors
 from fedrpc.process import return_freed_memory
-from fedrpc.server.rounds import _check_finite
+from fedrpc.wire.codec import check_finite
 from tests.bench.measures import show
 
 RESULTS = Path(__file__).parent / "results" / "aggregation.json"
@@ -48,7 +48,7 @@ def test_adding_and_checking_a_large_update() -> None:
         "add_ms": {"whole float64 copies": _best_ms(add_whole), "blocks": _best_ms(lambda: mean.add(update, 3))},
         "check_ms": {
             "isfinite of all": _best_ms(check_whole),
-            "isfinite of sums": _best_ms(lambda: _check_finite("weights", update)),
+            "isfinite of sums": _best_ms(lambda: check_finite("weights", update)),
         },
     }
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,16 +133,36 @@ def test_releases_of_variates_have_rows():
     assert "control_variates" in run.privacy()["reason"]
 
 
-def test_a_change_with_another_layout_is_refused():
-    control = {"a": torch.zeros(2), "b": torch.zeros(1)}
-    losses = torch.zeros(1, dtype=torch.float64)
-    assert FIT.check is not None
-    FIT.check(Start({}, control), ControlledUpdate({}, 1, losses, dict(control)))
-    for wrong in ({"a": torch.zeros(2)}, control | {"a": torch.zeros(3)}, control | {"b": torch.zeros(1).double()}):
-        with pytest.raises(ValueError, match="names, shapes and dtypes"):
-            FIT.check(Start({}, control), ControlledUpdate({}, 1, losses, wrong))
-    with pytest.raises(ValueError, match="an update needs"):
-        FIT.check(Start({}, control), ControlledUpdate({}, -1, losses, control))
+WRONG = {
+    "a missing tensor": lambda change: dict(list(change.items())[1:]),
+    "another shape": lambda change: {name: tensor[..., :1] for name, tensor in change.items()},
+    "another dtype": lambda change: {name: tensor.double() for name, tensor in change.items()},
+    "NaN": lambda change: {name: tensor * torch.nan for name, tensor in change.items()},
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_change_with_another_layout_counts_as_missing(what):
+    class Careless(Scaffold):
+        name = "careless"
+
+        @on(FIT)
+        def fit(self, ctx: Any, msg: Start) -> ControlledUpdate:
+            update = super().fit(ctx, msg)
+            return replace(update, control_change=WRONG[what](update.control_change)) if ctx.client == 1 else update
+
+    [record] = run_in_memory(problem_of(Careless), 1).records
+    assert set(record["local_losses"]) == {0, 2, 3}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_training_that_diverged_leaves_no_trace_in_the_store(kept):
+    """A client whose answer is not finite fails, and goes on from the variate that it had."""
+    problem = problem_of("scaffold", train={"lr": 0.05 if kept else 1e18})
+    with InMemoryFederation(problem, quorum=0) as federation:
+        asyncio.run(federation.problem.method.round(federation.init(), federation.stage(0)))
+        store = Transaction(federation.clients.store(0))
+        assert (store.get("control", Control) is not None) == kept
 
 
 # Who trains, and who comes back
