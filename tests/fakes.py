@@ -97,8 +97,8 @@ class SmallProblem(Problem):
         self._build = build
         super().__init__(config)
 
-    def _configured(self) -> nn.Module:
-        return self._build() if self._build else super()._configured()
+    def _build_configured(self) -> nn.Module:
+        return self._build() if self._build else super()._build_configured()
 
 
 def tiny() -> nn.Module:

@@ -92,7 +92,7 @@ class Answerer:
     def _phase(self, name: str) -> Phase[Any, Any]:
         if name in BUILTIN:
             return BUILTIN[name]
-        half = self._problem.half_for(name)
+        half = self._problem.find_half(name)
         if half is None:
             method = self._problem.method
             raise WireError(f"{method.name} has no phase '{name}'; it has {', '.join(sorted(method.phases))}")
@@ -124,7 +124,7 @@ class Answerer:
         method = self._problem.method
         if phase.name in method.phases:
             return self._transform(phase, context, message, method.answer(phase.name, context, message))
-        layer = self._problem.half_for(phase.name)
+        layer = self._problem.find_half(phase.name)
         assert isinstance(layer, Aggregator), "`_phase` has looked"
         return layer.answer(phase.name, context.for_layer(layer.name), message)
 

@@ -19,7 +19,7 @@ from fedrpc.privacy.accountant import merged, spent
 from fedrpc.privacy.mechanisms import Guarantee, History, Mechanism, Trainings
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive, torch_generator
-from fedrpc.training.loop import TrainReport, learning_rate, train
+from fedrpc.training.loop import TrainReport, compute_learning_rate, train
 from fedrpc.training.losses import Loss
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 
@@ -101,7 +101,7 @@ class AnswerContext:
 
     def learning_rate(self) -> float:
         """The rate of this round, after decay."""
-        return learning_rate(self.env.train, self.round)
+        return compute_learning_rate(self.env.train, self.round)
 
     def train(
         self,

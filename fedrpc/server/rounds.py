@@ -35,7 +35,7 @@ from fedrpc.process import keeping_freed_memory
 from fedrpc.seeds import derive
 from fedrpc.server.mailbox import Mailbox, Missing, Question, Task
 from fedrpc.server.spool import Spool, Spooled, read_reply
-from fedrpc.training.loop import learning_rate
+from fedrpc.training.loop import compute_learning_rate
 from fedrpc.wire.codec import decode_parts
 from fedrpc.wire.kinds import DTYPES
 from fedrpc.wire.message import Tensors, averaged_fields, unflatten
@@ -122,7 +122,7 @@ class ServerRound:
 
     def learning_rate(self) -> float:
         """The clients' rate of this round, after decay."""
-        return learning_rate(self.env.train, self.index)
+        return compute_learning_rate(self.env.train, self.index)
 
     async def compute(self, function: Callable[..., T], *args: Any, keep_memory: bool = False) -> T:
         """Runs heavy work off the event loop."""
@@ -143,7 +143,7 @@ class ServerRound:
                 raise Cancelled("the server ends")
 
         try:
-            return await self.compute(self._desk.problem.oracle, epochs, self.device, check, keep_memory=True)
+            return await self.compute(self._desk.problem.train_oracle, epochs, self.device, check, keep_memory=True)
         except asyncio.CancelledError:
             stop.set()
             raise

@@ -14,7 +14,7 @@ import fedrpc
 from fedrpc.config import RunConfig
 from fedrpc.methods.cost import Cost, Shapes
 from fedrpc.methods.fedavg import FedAvg
-from fedrpc.methods.tools import Reported
+from fedrpc.methods.tools import ReportedValue
 from fedrpc.metrics import curve
 from fedrpc.metrics.exposure import exposure_matrix, movements
 from fedrpc.models.state import payload_bytes
@@ -28,7 +28,7 @@ from fedrpc.wire.message import Tensors
 class Reports(Protocol):
     """A method that names recorded figures which must be seen when a run ends."""
 
-    def reported(self, params: Any) -> Sequence[Reported]:
+    def report_values(self, params: Any) -> Sequence[ReportedValue]:
         """The figures of a run with these parameters."""
         ...
 
@@ -37,19 +37,19 @@ class Reports(Protocol):
 class HasCaveat(Protocol):
     """A method with something that must be said wherever a run of it is shown."""
 
-    def caveat(self, params: Any) -> str:
+    def describe_caveat(self, params: Any) -> str:
         """The caveat for a run with these parameters; "" when there is nothing to say."""
         ...
 
 
-def reported_by(method: Any, params: Any) -> Sequence[Reported]:
+def reported_by(method: Any, params: Any) -> Sequence[ReportedValue]:
     """The figures that a method wants to be seen."""
-    return method.reported(params) if isinstance(method, Reports) else ()
+    return method.report_values(params) if isinstance(method, Reports) else ()
 
 
 def caveat_of(method: Any, params: Any) -> str:
     """The method's caveat for these parameters, or ""."""
-    return method.caveat(params) if isinstance(method, HasCaveat) else ""
+    return method.describe_caveat(params) if isinstance(method, HasCaveat) else ""
 
 
 # The newest of these in the records is the run's.
@@ -112,7 +112,7 @@ def predict_cost(problem: Problem, shapes: Shapes) -> Cost:
     return total
 
 
-def reported(wanted: Sequence[Reported], records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def reported(wanted: Sequence[ReportedValue], records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The figures that a method wants seen, by their names in the records; what was never recorded is left out."""
     told = {}
     for figure in wanted:

@@ -49,11 +49,11 @@ T = TypeVar("T")
 class SharesItems(Protocol):
     """A method that shares items made of single clients' data, which attacks can look at after a run."""
 
-    def shared(self, state: Any, clients: Sequence[PastClient]) -> SharedItems | None:
+    def collect_shared_items(self, state: Any, clients: Sequence[PastClient]) -> SharedItems | None:
         """What a finished run has shared, from the server's last state or clients' stores; None when nothing."""
         ...
 
-    def view(self, env: Env, weights: Tensors, device: torch.device) -> View:
+    def build_view(self, env: Env, weights: Tensors, device: torch.device) -> View:
         """How inputs become shared items under a model that everybody knows."""
         ...
 
@@ -164,7 +164,7 @@ class PastRun:
         if kept is None:
             raise ConfigError(f"{self.run.folder} has no checkpoint, where the shared items would be; run it again")
         state = stored.loads(type(self.method.init(self.problem.env)), kept.state)
-        found = self.method.shared(state, self.clients)
+        found = self.method.collect_shared_items(state, self.clients)
         if found is None or not len(found.items):
             raise ConfigError(
                 f"nothing to attack here: no shared items ({cls.shares}) are in the last state of this {name} run, nor "
@@ -175,7 +175,7 @@ class PastRun:
     def view(self, weights: Tensors) -> View:
         """How inputs become items under some weights."""
         assert isinstance(self.method, SharesItems), "`shared` has looked"
-        return self.method.view(self.problem.env, weights, self._device)
+        return self.method.build_view(self.problem.env, weights, self._device)
 
     def candidates(self, view: View) -> Iterator[Candidate]:
         """Every item that a client may have given, made again."""

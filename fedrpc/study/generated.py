@@ -19,7 +19,7 @@ from torch import Tensor
 from fedrpc.data.examples import Examples
 from fedrpc.device import choose
 from fedrpc.errors import ConfigError
-from fedrpc.methods.blocks.earlier import earlier_state
+from fedrpc.methods.blocks.earlier import load_earlier_state
 from fedrpc.methods.runtime import Env
 from fedrpc.methods.tools import Pictures
 from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate, in_batches
@@ -33,7 +33,7 @@ from fedrpc.study.reading import Run
 class MakesPictures(Protocol):
     """A method that generates images and can show them after a run."""
 
-    def pictures(self, state: Any, env: Env, count: int, rng: np.random.Generator) -> Pictures | None:
+    def generate_pictures(self, state: Any, env: Env, count: int, rng: np.random.Generator) -> Pictures | None:
         """What it has to show, `count` images in a row; None when there is nothing."""
         ...
 
@@ -45,14 +45,14 @@ def show_generated(run: Run, problem: Problem, oracle_epochs: int, console: Cons
     """Prints what is known of a run's generated images, and writes generated.json, generated.png and progress.png."""
     method, env, folder = problem.method, problem.env, run.folder
     assert isinstance(method, MakesPictures), "the caller has looked"
-    state, _ = earlier_state(folder, type(method.init(env)), None)
-    found = method.pictures(state, env, _COMPARED, derive(problem.config.seed, "pictures"))
+    state, _ = load_earlier_state(folder, type(method.init(env)), None)
+    found = method.generate_pictures(state, env, _COMPARED, derive(problem.config.seed, "pictures"))
     if found is None:
         raise ConfigError(
             f"the {problem.config.method} run in {folder} has no images to show: none were made, or too few passed for "
             "their classes: give one of more rounds, or whose parameters let more pass"
         )
-    samples, train = torch.cat(list(found.samples.values())), problem.pooled_train()
+    samples, train = torch.cat(list(found.samples.values())), problem.pool_train_data()
     distances, nearest = nearest_of(samples, train, env.bounds)
     test = problem.external_test()
     take = derive(problem.config.seed, "pictures-test").permutation(len(test))[: len(samples)]
@@ -109,7 +109,7 @@ def neighbour_facts(generated: Tensor, held_out: Tensor) -> dict[str, Any]:
 def _agreement(given: tuple[Tensor, Tensor], problem: Problem, oracle_epochs: int) -> dict[str, Any]:
     """How often an oracle sees the label that clients were given."""
     device = choose(problem.config.device)
-    oracle, classes = problem.oracle(oracle_epochs, device), problem.env.num_classes
+    oracle, classes = problem.train_oracle(oracle_epochs, device), problem.env.num_classes
     real, made = (
         evaluate(oracle, data, num_classes=classes, device=device)
         for data in (problem.external_test().batches(BATCH_SIZE), in_batches(*given))

@@ -24,7 +24,7 @@ from fedrpc import models
 from fedrpc.config import build
 from fedrpc.device import choose
 from fedrpc.errors import ConfigError
-from fedrpc.methods.blocks.zero_shot import Made, ZeroShotParams, inversion, require_statistics
+from fedrpc.methods.blocks.zero_shot import SyntheticBatch, ZeroShotParams, require_statistics, start_inversion
 from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate, in_batches
 from fedrpc.problem import Problem
 from fedrpc.report.sheet import MAX_COLUMNS, draw_sheet, write_text
@@ -37,7 +37,7 @@ from fedrpc.study.reading import Run, read_run
 class Judgement:
     """Who says what: the inverted model and the oracle, of real test data and of made inputs."""
 
-    made: Made
+    made: SyntheticBatch
     model_on_real: Evaluation
     model_on_made: Evaluation
     oracle_on_real: Evaluation
@@ -71,7 +71,7 @@ def show_synthetic(
     console.print(Text("\n".join(f"written: {path}" for path in written)), soft_wrap=True)
 
 
-def _rows(made: Made, problem: Problem) -> dict[str, Tensor]:
+def _rows(made: SyntheticBatch, problem: Problem) -> dict[str, Tensor]:
     by_class = made.x.reshape(len(problem.dataset.classes), -1, *problem.dataset.shape)[:, :MAX_COLUMNS]
     return dict(zip(problem.dataset.classes, by_class, strict=True))
 
@@ -94,9 +94,9 @@ def _model(run: Run, problem: Problem) -> nn.Module:
 def judge(problem: Problem, model: nn.Module, params: ZeroShotParams, oracle_epochs: int) -> Judgement:
     """Inverts a model, trains the oracle, and asks both."""
     device, seed = choose(problem.config.device), problem.config.seed
-    batch = inversion(model.to(device), problem.env, params, derive(seed, "synthesis", "report"), device)
+    batch = start_inversion(model.to(device), problem.env, params, derive(seed, "synthesis", "report"), device)
     batch.advance(params.iterations)
-    made, oracle = batch.made(), problem.oracle(oracle_epochs, device)
+    made, oracle = batch.finish(), problem.train_oracle(oracle_epochs, device)
 
     def of(network: nn.Module) -> tuple[Evaluation, Evaluation]:
         real, inputs = problem.external_test().batches(BATCH_SIZE), in_batches(made.x, made.y)
@@ -121,7 +121,7 @@ def _facts(run: Run, judgement: Judgement, params: ZeroShotParams, oracle_epochs
         "model_sha256": run.summary["model_sha256"],
         "generation": params.model_dump(exclude={"t_start"}),
         "loss_at_start": made.loss_at_start if np.isfinite(made.loss_at_start) else None,
-        "loss": made.loss if made.usable else None,
+        "loss": made.loss if made.is_usable else None,
         "oracle_epochs": oracle_epochs,
         "model_on_real": of(judgement.model_on_real),
         "model_on_made": of(judgement.model_on_made),

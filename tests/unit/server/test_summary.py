@@ -8,7 +8,7 @@ import torch
 import fedrpc
 from fedrpc.methods.cost import Cost
 from fedrpc.methods.fedavg import FedAvg
-from fedrpc.methods.tools import Reported
+from fedrpc.methods.tools import ReportedValue
 from fedrpc.models.state import payload_bytes, tensors
 from fedrpc.server import summary
 from fedrpc.wire.kinds import Kind
@@ -173,10 +173,10 @@ RECORDS = [
 
 def test_the_newest_of_what_a_method_names_is_reported():
     wanted = [
-        Reported("share", "real share", "of all"),
-        Reported("formal", "formal privacy", why="formal_reason"),
-        Reported("from.note", "source"),
-        Reported("never", "never recorded"),
+        ReportedValue("share", "real share", "of all"),
+        ReportedValue("formal", "formal privacy", why="formal_reason"),
+        ReportedValue("from.note", "source"),
+        ReportedValue("never", "never recorded"),
     ]
     assert summary.reported(wanted, RECORDS) == {
         "share": {"words": "real share", "about": "of all", "value": 0.75, "round": 1},
@@ -186,13 +186,13 @@ def test_the_newest_of_what_a_method_names_is_reported():
 
 
 def test_numbers_of_all_rounds_are_reported_by_their_spread():
-    told = summary.reported([Reported("passed", "acceptance", spread=True)], RECORDS)
+    told = summary.reported([ReportedValue("passed", "acceptance", spread=True)], RECORDS)
     assert told["passed"]["value"] == {"mean": 0.5, "least": 0.25, "greatest": 0.75, "count": 2}
     nothing = [{"round": 0, "passed": {"0": {}}}]
-    assert summary.reported([Reported("passed", "acceptance", spread=True)], nothing) == {}
+    assert summary.reported([ReportedValue("passed", "acceptance", spread=True)], nothing) == {}
 
 
 def test_rows_have_the_columns_that_were_asked_for():
-    told = summary.reported([Reported("levels", "levels", columns={"key": "level", "n": "kept"})], RECORDS)
+    told = summary.reported([ReportedValue("levels", "levels", columns={"key": "level", "n": "kept"})], RECORDS)
     assert told["levels"]["value"] == [{"key": "0", "n": 5}, {"key": "1", "n": 7}]
     assert told["levels"]["columns"] == {"key": "level", "n": "kept"}

@@ -70,8 +70,8 @@ def test_the_runs_own_parameters_are_used(make_run: MakeRun) -> None:
 def test_the_oracle_knows_all_data_and_is_its_own_network(make_run: MakeRun) -> None:
     folder = make_run()
     problem = changed(folder, train_size=600, local_test=0.2)
-    assert len(problem.pooled_train()) == sum(problem.env.num_examples()) < 600
-    untrained = problem.oracle(0, torch.device("cpu"))
+    assert len(problem.pool_train_data()) == sum(problem.env.num_examples()) < 600
+    untrained = problem.train_oracle(0, torch.device("cpu"))
     assert not torch.equal(untrained.classifier.weight, problem.network().classifier.weight)
     got = judge(problem, problem.network(), ZeroShotParams(samples_per_class=2, iterations=1), 3)
     assert got.oracle_on_real.accuracy > 50 > got.model_on_real.accuracy  # the model of this run is untrained
