@@ -58,8 +58,9 @@ class Problem:
             raise ConfigError(
                 f"{config.method} refuses DP-SGD: {stance.reason}; leave --dp-sgd out or choose another --method"
             )
-        # Raises now if the model does not fit the data. Initial weights depend on no method, phase or client.
-        self._base_bytes = models.payload_bytes(models.tensors(self._build_network(self._build_configured)))
+        # Raises now if the model does not fit the data. Initial weights depend on no method, phase or client. This
+        # payload, without the method's additions, is the one of FedAvg.
+        self.base_bytes = models.payload_bytes(models.tensors(self._build_network(self._build_configured)))
         self._template = self._build_network(lambda: self.method.network(self._build_configured))
         self.env = Env(
             params=self.params,
@@ -68,7 +69,7 @@ class Problem:
             num_classes=self.dataset.num_classes,
             shape=self.dataset.shape,
             train=config.train,
-            model=self.network,
+            model=self.copy_network,
             build=lambda purpose, make: self._build_network(make, f"init-{purpose}"),
             num_examples=lambda: [sum(row) for row in self.class_counts],
             bounds=self.dataset.bounds(config.normalise),
@@ -131,13 +132,9 @@ class Problem:
             seed_torch(derive(self.config.seed, purpose))
             return make()
 
-    def network(self) -> nn.Module:
+    def copy_network(self) -> nn.Module:
         """A fresh copy of the network that travels, always with the same initial weights."""
         return copy.deepcopy(self._template)
-
-    def base_bytes(self) -> int:
-        """The payload of the configured network alone, without a method's additions: the baseline of FedAvg."""
-        return self._base_bytes
 
     @cached_property
     def partition(self) -> Partition:
@@ -146,7 +143,7 @@ class Problem:
         pool = subsample(y, self.config.train_size, seed) if self.config.train_size else None
         return partition(self.config.partition, y, self.config.clients, seed, group=self.dataset.train.group, pool=pool)
 
-    def local_indices(self, client: int) -> tuple[np.ndarray, np.ndarray]:
+    def split_client_indices(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """A client's training and test examples, as positions in the training set."""
         mine = self.partition.indices[client]
         return local_split(mine, self.dataset.train.y, self.config.local_test, self.config.seed, client)
@@ -156,18 +153,18 @@ class Problem:
         """Each client's number of training examples of each class."""
         y = self.dataset.train.y
         return [
-            np.bincount(y[self.local_indices(client)[0]], minlength=self.dataset.num_classes).tolist()
+            np.bincount(y[self.split_client_indices(client)[0]], minlength=self.dataset.num_classes).tolist()
             for client in range(self.config.clients)
         ]
 
-    def client_data(self, client: int) -> ClientData:
+    def load_client_data(self, client: int) -> ClientData:
         """One client's own data."""
-        train, test = (self._read_examples(self.dataset.train, index) for index in self.local_indices(client))
+        train, test = (self._read_examples(self.dataset.train, index) for index in self.split_client_indices(client))
         return ClientData(train, test, self.dataset.num_classes, self.dataset.shape)
 
     def pool_train_data(self) -> Examples:
         """All clients' training data as one set: for comparisons only, as no federated method may see it."""
-        index = np.concatenate([self.local_indices(client)[0] for client in range(self.config.clients)])
+        index = np.concatenate([self.split_client_indices(client)[0] for client in range(self.config.clients)])
         return self._read_examples(self.dataset.train, index)
 
     def train_oracle(self, epochs: int, device: torch.device, check: Callable[[], None] = lambda: None) -> nn.Module:
@@ -191,7 +188,7 @@ class Problem:
         )
         return network
 
-    def external_test(self) -> Examples:
+    def load_external_test(self) -> Examples:
         """The external test set, which is in no partition; read by memory map, a batch at a time."""
         test = self.dataset.test
         return Examples(torch.from_numpy(np.array(test.y)), lambda index: self._read_inputs(test.x[index]))

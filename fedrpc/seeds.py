@@ -20,7 +20,7 @@ def derive(seed: int, *path: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(entropy))
 
 
-def torch_generator(rng: np.random.Generator, device: torch.device | str = "cpu") -> torch.Generator:
+def make_torch_generator(rng: np.random.Generator, device: torch.device | str = "cpu") -> torch.Generator:
     """A torch generator seeded by the next value of `rng`."""
     return torch.Generator(device=device).manual_seed(int(rng.integers(2**63 - 1)))
 

@@ -302,9 +302,11 @@ class Played:
 
     def evaluate(self) -> Evaluation:
         """The final model on the external test set."""
-        model = self.problem.network()
+        model = self.problem.copy_network()
         load(model, self.weights)
-        return evaluate(model, self.problem.external_test().batches(256), num_classes=self.problem.dataset.num_classes)
+        return evaluate(
+            model, self.problem.load_external_test().batches(256), num_classes=self.problem.dataset.num_classes
+        )
 
 
 class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]):

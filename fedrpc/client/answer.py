@@ -38,7 +38,7 @@ class Answerer:
     def __init__(self, problem: Problem, client: int, store: ClientStore, device: torch.device, meter: Meter) -> None:
         self._problem, self._client, self._store, self._device = problem, client, store, device
         self._meter = meter
-        self._data = problem.client_data(client)
+        self._data = problem.load_client_data(client)
         self._cache: dict[str, Any] = {}
         self.cpu_s = 0.0  # spent in methods' answers, most of it training
 

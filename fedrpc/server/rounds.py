@@ -114,7 +114,7 @@ class ServerRound:
 
     def model(self) -> nn.Module:
         """A fresh copy of the run's network."""
-        return self._desk.problem.network().to(self.device)
+        return self._desk.problem.copy_network().to(self.device)
 
     def rng(self, purpose: str, step: int = 0) -> np.random.Generator:
         """The stream for a purpose in this round."""

@@ -80,7 +80,7 @@ def shapes_of(problem: Problem, weights: Tensors, cohorts: Sequence[Sequence[int
 
 def fedavg_cost(problem: Problem, shapes: Shapes) -> Cost:
     """The yardstick: FedAvg with the configured network, without what a method may have added to it."""
-    return FedAvg().cost(dataclasses.replace(shapes, weights_bytes=problem.base_bytes()))
+    return FedAvg().cost(dataclasses.replace(shapes, weights_bytes=problem.base_bytes))
 
 
 def accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

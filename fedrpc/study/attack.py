@@ -148,7 +148,7 @@ class PastRun:
         folder = self._state_dir / str(client) / str(self.run.summary["run_id"])
         seed = self.config.seed
         return PastClient(
-            self.problem.client_data(client),
+            self.problem.load_client_data(client),
             KeptStore(folder),
             lambda purpose: derive(seed, purpose, client, SETUP_ROUND, 0),
         )
@@ -186,7 +186,7 @@ class PastRun:
             x, y = past.data.train.batch(positions.reshape(-1))
             groups = x.view(*positions.shape, *x.shape[1:])
             labels = y.view(positions.shape)[:, 0].tolist()
-            where = self.problem.local_indices(client)[0][positions]
+            where = self.problem.split_client_indices(client)[0][positions]
             for item, inputs, origin, label in zip(view.show(groups), groups, where, labels, strict=True):
                 yield Candidate(tracing.digest(item), tuple(origin.tolist()), tracing.digest(inputs), label)
 
@@ -285,7 +285,7 @@ def evidence_of(
             f"too little auxiliary data: expected {least} examples or more, got {len(aux.inputs)}; raise --aux"
         )
     dataset, normalise = past.problem.dataset, past.config.normalise
-    untrained = past.view(tensors(past.problem.network()))
+    untrained = past.view(tensors(past.problem.copy_network()))
     evidence = Evidence(
         items.items[torch.tensor([found.rows[row] for row in chosen])],
         originals,

@@ -54,7 +54,7 @@ def show_generated(run: Run, problem: Problem, oracle_epochs: int, console: Cons
         )
     samples, train = torch.cat(list(found.samples.values())), problem.pool_train_data()
     distances, nearest = nearest_of(samples, train, env.bounds)
-    test = problem.external_test()
+    test = problem.load_external_test()
     take = derive(problem.config.seed, "pictures-test").permutation(len(test))[: len(samples)]
     held_out, _ = nearest_of(test.batch(take)[0], train, env.bounds)
     facts = {"run_id": run.summary["run_id"], "caveat": run.summary.get("caveat", "")}
@@ -112,7 +112,7 @@ def _agreement(given: tuple[Tensor, Tensor], problem: Problem, oracle_epochs: in
     oracle, classes = problem.train_oracle(oracle_epochs, device), problem.env.num_classes
     real, made = (
         evaluate(oracle, data, num_classes=classes, device=device)
-        for data in (problem.external_test().batches(BATCH_SIZE), in_batches(*given))
+        for data in (problem.load_external_test().batches(BATCH_SIZE), in_batches(*given))
     )
     return {
         "num_given": len(given[1]),
@@ -138,7 +138,7 @@ def _rows(samples: Any, nearest: Tensor, train: Examples) -> dict[str, Tensor]:
 def _real(problem: Problem, count: int) -> dict[str, Tensor]:
     """So many real images of the first client that has any."""
     client = int(np.argmax([count > 0 for count in problem.env.num_examples()]))
-    data = problem.client_data(client).train
+    data = problem.load_client_data(client).train
     return {f"client {client}, real": data.batch(np.resize(np.arange(len(data)), count))[0]}
 
 

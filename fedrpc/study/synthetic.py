@@ -82,7 +82,7 @@ def _model(run: Run, problem: Problem) -> nn.Module:
             f"the run in {run.folder} was trained with DP-SGD, which puts GroupNorm in place of BatchNorm: there are "
             "no statistics to make inputs from; give a run without --dp-sgd"
         )
-    path, model = run.folder / "model.safetensors", problem.network()
+    path, model = run.folder / "model.safetensors", problem.copy_network()
     try:
         models.load(model, load_file(path))
     except (OSError, SafetensorError) as error:
@@ -99,7 +99,7 @@ def judge(problem: Problem, model: nn.Module, params: ZeroShotParams, oracle_epo
     made, oracle = batch.finish(), problem.train_oracle(oracle_epochs, device)
 
     def of(network: nn.Module) -> tuple[Evaluation, Evaluation]:
-        real, inputs = problem.external_test().batches(BATCH_SIZE), in_batches(made.x, made.y)
+        real, inputs = problem.load_external_test().batches(BATCH_SIZE), in_batches(made.x, made.y)
         one, two = (
             evaluate(network, data, num_classes=problem.env.num_classes, device=device) for data in (real, inputs)
         )

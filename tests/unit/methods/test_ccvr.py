@@ -201,9 +201,9 @@ def test_clients_describe_features_of_the_final_model_in_evaluation_mode(tmp_pat
 
     problem = problem_of(Spy, params=FAST)
     played = run_in_memory(problem, folder=tmp_path)
-    model = problem.network().eval()
+    model = problem.copy_network().eval()
     load(model, played.states[-2].weights)
-    x, y = problem.client_data(1).train.all()
+    x, y = problem.load_client_data(1).train.all()
     assert isinstance(model, Model)
     with torch.no_grad():
         features = model.features(x)

@@ -65,15 +65,15 @@ def test_the_mean_of_one_client_is_its_model():
 def test_a_full_batch_step_is_a_central_step_on_the_pooled_data(partition):
     problem = problem_of("fedavg", build=mlp, partition=partition, **FULL)
     got = run_in_memory(problem, 1).weights
-    central = problem.network()
-    parts = [problem.client_data(client).train.all() for client in range(4)]
+    central = problem.copy_network()
+    parts = [problem.load_client_data(client).train.all() for client in range(4)]
     assert len({len(y) for _, y in parts}) > 1 or partition == "iid"
     cross_entropy(central, torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])).backward()
     torch.optim.SGD(central.parameters(), lr=0.5).step()
     for name, wanted in tensors(central).items():
         scale = float(wanted.abs().max())
         assert torch.allclose(got[name], wanted, rtol=1e-6, atol=scale * 1e-6), name
-    moved = max(float((got[name] - start).abs().max()) for name, start in tensors(problem.network()).items())
+    moved = max(float((got[name] - start).abs().max()) for name, start in tensors(problem.copy_network()).items())
     assert moved > 1e-3, "the model moved"
 
 
@@ -82,8 +82,8 @@ def test_only_the_sampled_clients_count():
     played = run_in_memory(problem, 1)
     [cohort] = played.cohorts
     assert len(cohort) == 2
-    central = problem.network()
-    parts = [problem.client_data(client).train.all() for client in cohort]
+    central = problem.copy_network()
+    parts = [problem.load_client_data(client).train.all() for client in cohort]
     cross_entropy(central, torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])).backward()
     torch.optim.SGD(central.parameters(), lr=0.5).step()
     for name, wanted in tensors(central).items():
@@ -154,8 +154,8 @@ def test_losses_of_every_answer_are_recorded(played):
 def test_a_missing_client_is_left_out_of_the_mean():
     problem = problem_of("fedavg", build=mlp, **FULL)
     got = run_in_memory(problem, 1, absent=lambda index, phase, step, client: client == 2).weights
-    central = problem.network()
-    parts = [problem.client_data(client).train.all() for client in (0, 1, 3)]
+    central = problem.copy_network()
+    parts = [problem.load_client_data(client).train.all() for client in (0, 1, 3)]
     cross_entropy(central, torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])).backward()
     torch.optim.SGD(central.parameters(), lr=0.5).step()
     for name, wanted in tensors(central).items():
@@ -174,7 +174,7 @@ def test_there_is_no_setup_and_no_finalize():
 
 def test_the_cost_is_the_papers_formula():
     problem = problem_of("fedavg", train={"epochs": 3})
-    weights = tensors(problem.network())
+    weights = tensors(problem.copy_network())
     cost = FedAvg().cost(shapes_of(problem, weights, [[0, 1], [3]]))
     theta = sum(t.numel() for t in weights.values() if t.is_floating_point())
     counters = sum(not t.is_floating_point() for t in weights.values())
@@ -213,7 +213,7 @@ def test_clients_train_the_model_that_they_received():
 
 def build_weights(problem, seed: int) -> Tensors:
     torch.manual_seed(seed)
-    network = problem.network()
+    network = problem.copy_network()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_()

@@ -139,7 +139,7 @@ def test_measured_bytes_equal_the_formula(num_items: int) -> None:
     played = run_in_memory(problem_of("fedbr", fraction=0.5, params=SMALL | {"num_items": num_items}))
     assert played.measured() == played.predicted()
     most = math.ceil(num_items / 4)
-    sent = sum(min(len(played.problem.client_data(client).train) // 3, most) for client in range(4))
+    sent = sum(min(len(played.problem.load_client_data(client).train) // 3, most) for client in range(4))
     assert played.measured()["up"]["mean_samples"] == sent * 4 * 784
     assert played.measured()["down"]["mean_samples"] == 4 * min(sent, num_items) * 4 * 784
 
@@ -184,7 +184,7 @@ def test_an_invalid_answer_affects_no_other_client(lie: Any) -> None:
             return MeanInputs(lie(given.x)) if ctx.client == 2 else given
 
     played = run_in_memory(problem_of(Liar, params=SMALL), rounds=1)
-    sent = sum(min(len(played.problem.client_data(client).train) // 3, 2) for client in (0, 1, 3))
+    sent = sum(min(len(played.problem.load_client_data(client).train) // 3, 2) for client in (0, 1, 3))
     assert played.measured()["down"]["mean_samples"] == 4 * sent * 4 * 784
 
 

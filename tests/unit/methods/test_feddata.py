@@ -39,7 +39,7 @@ def count_items(samples: Samples) -> Counter[tuple[int, bytes]]:
 def test_pool_is_the_disjoint_union_less_own_items(tmp_path: Path) -> None:
     problem = problem_of("feddata", params={"alpha": 0.3})
     run_in_memory(problem, rounds=0, folder=tmp_path)
-    data = [problem.client_data(client).train for client in range(4)]
+    data = [problem.load_client_data(client).train for client in range(4)]
     counts = [count_shared(0.3, len(own)) for own in data]
     assert min(counts) >= 1
     owned = [count_items(Samples(*own.all())) for own in data]
@@ -64,7 +64,7 @@ def test_nothing_to_share_is_fedavg_bit_for_bit(alpha: float) -> None:
 def test_bytes_are_the_formula(transport: str, item_bytes: int) -> None:
     played = run_in_memory(problem_of("feddata", fraction=0.5, params={"alpha": 0.3, "transport": transport}))
     assert played.measured() == played.predicted()
-    given = sum(count_shared(0.3, len(played.problem.client_data(client).train)) for client in range(4))
+    given = sum(count_shared(0.3, len(played.problem.load_client_data(client).train)) for client in range(4))
     assert played.measured()["up"]["samples"] == given * item_bytes
     assert played.measured()["down"]["samples"] == 4 * given * item_bytes
 
@@ -114,7 +114,7 @@ def test_models_count_by_own_examples_and_train_on_more() -> None:
     problem = problem_of(Spy, params={"alpha": 0.3})
     run_in_memory(problem, rounds=1)
     assert {client: own for client, (own, _) in seen.items()} == {
-        client: len(problem.client_data(client).train) for client in range(4)
+        client: len(problem.load_client_data(client).train) for client in range(4)
     }
     assert all(pooled for _, pooled in seen.values())
 
@@ -142,7 +142,7 @@ def test_an_invalid_answer_affects_no_other_client(lie: Any, tmp_path: Path) -> 
 
     problem = problem_of(Liar, params={"alpha": 0.5})
     run_in_memory(problem, rounds=1, folder=tmp_path)
-    counts = [count_shared(0.5, len(problem.client_data(client).train)) for client in range(4)]
+    counts = [count_shared(0.5, len(problem.load_client_data(client).train)) for client in range(4)]
     sizes = [len(pool.y) for pool in read_pools(problem, tmp_path) if pool is not None]
     honest = sum(counts) - counts[2]
     assert sizes == [honest - (0 if client == 2 else counts[client]) for client in range(4)]
@@ -159,7 +159,7 @@ def test_bounds_that_cross_are_refused(tmp_path: Path) -> None:
 
     problem = problem_of(Liar, params={"alpha": 0.5, "transport": "uint8"})
     run_in_memory(problem, rounds=1, folder=tmp_path)
-    counts = [count_shared(0.5, len(problem.client_data(client).train)) for client in range(4)]
+    counts = [count_shared(0.5, len(problem.load_client_data(client).train)) for client in range(4)]
     pool = read_pools(problem, tmp_path)[2]
     assert pool is not None
     assert len(pool.y) == sum(counts) - counts[2]

@@ -110,7 +110,7 @@ def test_the_first_round_is_fedavgs_bit_for_bit_and_the_second_is_not() -> None:
 def test_the_generator_learns_and_knows_what_it_was_taught() -> None:
     played = run_in_memory(problem_of("fedgen", params={"lr": 1e-2, "steps": 100}), rounds=2)
     assert played.records[1]["generator_loss"] < played.records[0]["generator_loss"]
-    classes = {int(y) for client in range(4) for y in played.problem.client_data(client).train.y}
+    classes = {int(y) for client in range(4) for y in played.problem.load_client_data(client).train.y}
     assert set(played.state.generator["taught"].nonzero()[:, 0].tolist()) == classes
     assert not played.states[0].generator["taught"].any()
 

@@ -112,7 +112,7 @@ def test_without_a_full_group_it_is_fedavg() -> None:
 def test_measured_bytes_equal_the_formula() -> None:
     played = run_in_memory(problem_of("fedmix", fraction=0.5, params=MEANS_OF_THREE))
     assert played.measured() == played.predicted()
-    count = sum(len(played.problem.client_data(client).train) // 3 for client in range(4))
+    count = sum(len(played.problem.load_client_data(client).train) // 3 for client in range(4))
     assert played.measured()["up"]["mean_samples"] == count * (4 * 784 + 4 * 10)
     assert played.measured()["down"]["mean_samples"] == 4 * count * (4 * 784 + 4 * 10)
 
@@ -161,7 +161,7 @@ def test_an_invalid_answer_affects_no_other_client(lie: Any) -> None:
             return lie(given) if ctx.client == 2 else given
 
     played = run_in_memory(problem_of(Liar, params=MEANS_OF_THREE), rounds=1)
-    counts = [len(played.problem.client_data(client).train) // 3 for client in range(4)]
+    counts = [len(played.problem.load_client_data(client).train) // 3 for client in range(4)]
     honest = sum(counts) - counts[2]
     assert played.measured()["down"]["mean_samples"] == 4 * honest * (4 * 784 + 4 * 10)
 

@@ -44,7 +44,7 @@ def test_a_round_is_the_papers_algorithm_3():
     mean, xs, ys = WeightedMean(), [], []
     for client in range(4):
         mean.add(sent[client], 1.0)
-        model = problem.network()
+        model = problem.copy_network()
         load(model, sent[client])
         batch = start_inversion(model, problem.env, problem.params, derive(7, "synthesis", "server", 0, client), CPU)
         batch.advance(3)
@@ -52,7 +52,7 @@ def test_a_round_is_the_papers_algorithm_3():
         assert torch.bincount(synthetic.y).tolist() == [2] * 10
         xs.append(synthetic.x)
         ys.append(synthetic.y)
-    model = problem.network()
+    model = problem.copy_network()
     load(model, mean.value)
     config = TrainConfig(lr=0.1, epochs=2, batch_size=7)
     data, order = Examples.of(torch.cat(xs), torch.cat(ys)), derive(7, "order", "server", 0, 0)

@@ -243,11 +243,11 @@ class TestRounds:
             played = asyncio.run(federation.play(2))
             chosen = {k: federation.clients.store(k).blob("chosen") for k in range(6)}
         for cohort, state in zip(played.cohorts, played.states[1:], strict=True):
-            model = problem.network().eval()
+            model = problem.copy_network().eval()
             load(model, state.weights)
             expected: set[tuple[Any, ...]] = set()
             for k in cohort:
-                data = problem.client_data(k).train
+                data = problem.load_client_data(k).train
                 positions = stored.loads(ChosenExamples, chosen[k]).positions.numpy()
                 assert len(set(positions)) == len(positions)  # without replacement
                 x, y = data.batch(positions)
@@ -256,7 +256,7 @@ class TestRounds:
                 count = len(data) // 5
                 expected |= list_rows(Features(activations[:count], y[:count]))
             assert list_rows(state.buffer) == expected
-            assert len(state.buffer.labels) == sum(len(problem.client_data(k).train) // 5 for k in cohort)
+            assert len(state.buffer.labels) == sum(len(problem.load_client_data(k).train) // 5 for k in cohort)
 
     def test_a_client_always_shares_the_same_examples(self, tmp_path: Path) -> None:
         kept: dict[int, set[bytes]] = {}
@@ -338,12 +338,12 @@ class TestBytes:
 
     def test_some_clients_share_nothing(self) -> None:
         problem = problem_of("flea", partition="dirichlet:0.3,min_size=1", clients=6)
-        sizes = [len(problem.client_data(k).train) for k in range(6)]
+        sizes = [len(problem.load_client_data(k).train) for k in range(6)]
         assert min(sizes) < 8 < 10 < max(sizes)
 
     def test_the_formula_gives_the_papers_bytes(self) -> None:
         played = play(clients=3, params={"measure": 0})
-        sizes = [len(played.problem.client_data(k).train) // 10 for k in range(3)]
+        sizes = [len(played.problem.load_client_data(k).train) // 10 for k in range(3)]
         weights = sum(t.nbytes for t in played.weights.values())
         each = 4 * 12 + 8
         assert played.measured() == {
@@ -425,7 +425,7 @@ class TestBadInput:
             train={"batch_size": size},
             params={"alpha": 1.0},
         )
-        assert min(len(played.problem.client_data(k).train) for k in range(5)) == 1
+        assert min(len(played.problem.load_client_data(k).train) for k in range(5)) == 1
         assert all(torch.isfinite(t).all() for t in played.weights.values())
         assert played.measured() == played.predicted()
 

@@ -75,7 +75,7 @@ def test_the_head_is_between_features_and_output():
 
 
 def test_layers_of_fedavg_have_the_same_initial_weights():
-    plain, own = (tensors(problem_of(name).network()) for name in ("fedavg", "moon"))
+    plain, own = (tensors(problem_of(name).copy_network()) for name in ("fedavg", "moon"))
     shared = [name for name in plain if name.startswith("stages.")]
     assert shared
     assert all(torch.equal(plain[name], own[name]) for name in shared)

@@ -141,10 +141,10 @@ def test_the_loss_is_of_the_received_model_in_evaluation_mode_before_training():
     problem = problem_of("qffl")
     played = run_in_memory(problem, 2)
     for index, record in enumerate(played.records):
-        model = problem.network().eval()
+        model = problem.copy_network().eval()
         load(model, played.states[index].weights)
         for client, loss in record["losses_before"].items():
-            x, y = problem.client_data(client).train.all()
+            x, y = problem.load_client_data(client).train.all()
             with torch.no_grad():
                 assert loss == pytest.approx(float(F.cross_entropy(model(x), y)), rel=1e-5)
 
@@ -162,7 +162,7 @@ def test_a_round_uses_its_own_learning_rate():
 
     problem = problem_of(Watched, build=mlp, params={"q": 2}, train={"lr": 0.1, "lr_decay": 0.5})
     played = run_in_memory(problem, 2)
-    learned = [name for name, _ in problem.network().named_parameters()]
+    learned = [name for name, _ in problem.copy_network().named_parameters()]
     for index, rate in enumerate((0.1, 0.05)):
         wanted = FairStep(played.states[index].weights, learned, q=2, lipschitz=1 / rate)
         for client in range(4):

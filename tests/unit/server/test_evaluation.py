@@ -29,7 +29,7 @@ def test_clients_are_counts_and_how_evenly_they_are_served():
 def test_a_judge_counts_the_external_test_and_uses_the_weights_it_is_given():
     problem = problem_of("fedavg", build=mlp)
     judge = Evaluator(problem, CPU)
-    weights = tensors(problem.network())
+    weights = tensors(problem.copy_network())
     biased = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     biased["3.bias"][4] = 1.0
     first = judge.judge(weights)
@@ -41,12 +41,12 @@ def test_a_judge_counts_the_external_test_and_uses_the_weights_it_is_given():
 
 def test_a_network_without_stages_has_no_features_to_tell_of():
     problem = problem_of("fedavg", build=mlp)
-    assert Evaluator(problem, CPU).features(tensors(problem.network())) == {}
+    assert Evaluator(problem, CPU).features(tensors(problem.copy_network())) == {}
 
 
 def test_features_are_the_same_again():
     problem = problem_of("fedavg")
-    weights = tensors(problem.network())
+    weights = tensors(problem.copy_network())
     judge = Evaluator(problem, CPU)
     found = judge.features(weights)
     assert found == judge.features(weights)

@@ -42,19 +42,19 @@ def test_models_that_differ_in_a_bit_have_different_hashes(change):
 
 def test_shapes_are_those_of_the_problem():
     problem = problem_of("fedavg", local_test=0.25, clients=3)
-    weights = tensors(problem.network())
+    weights = tensors(problem.copy_network())
     shapes = summary.shapes_of(problem, weights, [[0, 2], [1]])
     assert shapes.weights_bytes == payload_bytes(weights)
     assert shapes.num_asked == 3
-    assert shapes.num_examples == [len(problem.client_data(client).train) for client in range(3)]
+    assert shapes.num_examples == [len(problem.load_client_data(client).train) for client in range(3)]
     assert (shapes.env.shape, shapes.sample_floats, shapes.env.num_classes) == ((1, 28, 28), 784, 10)
     for client in range(3):
-        counts = torch.bincount(problem.client_data(client).train.y, minlength=10).tolist()
+        counts = torch.bincount(problem.load_client_data(client).train.y, minlength=10).tolist()
         assert list(shapes.class_counts[client]) == counts
 
 
 def test_weights_are_four_bytes_a_float_and_eight_a_batchnorm_counter():
-    network = problem_of("fedavg", build=None).network()
+    network = problem_of("fedavg", build=None).copy_network()
     floats = sum(t.numel() for t in network.state_dict().values() if t.is_floating_point())
     counters = sum(name.endswith("num_batches_tracked") for name in network.state_dict())
     assert counters
@@ -119,7 +119,7 @@ def test_bytes_hold_formula_and_ledger_against_each_other():
 
 def test_fedavg_has_no_overhead_over_itself():
     problem = problem_of("fedavg")
-    shapes = summary.shapes_of(problem, tensors(problem.network()), [[0, 1], [2]])
+    shapes = summary.shapes_of(problem, tensors(problem.copy_network()), [[0, 1], [2]])
     cost = FedAvg().cost(shapes)
     rows = {
         Key(0, "fit", kind.label, side, 0, 0): Sums(size, size, 1)

@@ -32,7 +32,7 @@ def changed(folder: Path, **values: Any) -> Problem:
     )
     (folder / "config.toml").write_text(to_toml(config))
     problem = Problem(config)
-    save_file(models.tensors(problem.network()), folder / "model.safetensors")
+    save_file(models.tensors(problem.copy_network()), folder / "model.safetensors")
     return problem
 
 
@@ -72,8 +72,8 @@ def test_the_oracle_knows_all_data_and_is_its_own_network(make_run: MakeRun) -> 
     problem = changed(folder, train_size=600, local_test=0.2)
     assert len(problem.pool_train_data()) == sum(problem.env.num_examples()) < 600
     untrained = problem.train_oracle(0, torch.device("cpu"))
-    assert not torch.equal(untrained.classifier.weight, problem.network().classifier.weight)
-    got = judge(problem, problem.network(), ZeroShotParams(samples_per_class=2, iterations=1), 3)
+    assert not torch.equal(untrained.classifier.weight, problem.copy_network().classifier.weight)
+    got = judge(problem, problem.copy_network(), ZeroShotParams(samples_per_class=2, iterations=1), 3)
     assert got.oracle_on_real.accuracy > 50 > got.model_on_real.accuracy  # the model of this run is untrained
 
 

@@ -20,7 +20,7 @@ from fedrpc.methods.method import allowed
 from fedrpc.methods.phases import on
 from fedrpc.models import build, load
 from fedrpc.privacy.mechanisms import History, Trainings
-from fedrpc.seeds import derive, torch_generator
+from fedrpc.seeds import derive, make_torch_generator
 from fedrpc.training.dpsgd import DpSgd, prepare_network
 from fedrpc.training.loop import TrainReport, build_optimizer
 from fedrpc.training.losses import cross_entropy
@@ -41,7 +41,7 @@ def build_network(seed: int = 0) -> nn.Module:
 
 
 def build_trainer(privacy: PrivacyConfig, seed: int = 0, num_rounds: int = 1, afford: Any = lambda _: None) -> DpSgd:
-    streams = {name: torch_generator(derive(seed, name)) for name in ("noise", "sampling")}
+    streams = {name: make_torch_generator(derive(seed, name)) for name in ("noise", "sampling")}
     return DpSgd(privacy, Trainings(), num_rounds=num_rounds, afford=afford, **streams)
 
 
@@ -224,7 +224,7 @@ def test_two_trainings_in_one_answer_have_independent_noise_and_are_charged_toge
     problem = problem_of(Twice, partition="iid", privacy={"dp_sgd": {"noise_multiplier": 50.0}})
     played = run_in_memory(problem, 1)
     assert max(map(abs, likeness)) < 0.2, "two trainings under the same noise would give each other away"
-    steps = math.ceil(len(problem.client_data(0).train) / 8)
+    steps = math.ceil(len(problem.load_client_data(0).train) / 8)
     weights = [row for row in played.released if row["kind"] == "weights"]
     assert all(sum(entry[2] for entry in row["history"]) == 2 * steps for row in weights)
 
@@ -257,7 +257,7 @@ def test_a_private_run_has_opacuss_epsilon_and_nothing_uncovered(method: str) ->
     problem = problem_of(method, partition="iid", privacy={"dp_sgd": {"noise_multiplier": 1.0}})
     played = run_in_memory(problem, 3)
     found = played.privacy()
-    size = len(problem.client_data(0).train)
+    size = len(problem.load_client_data(0).train)
     steps = math.ceil(size / 8)
     accountant = RDPAccountant()
     accountant.history = [(1.0, 1 / steps, 3 * steps)]

@@ -72,12 +72,12 @@ def test_a_sampled_vector_has_the_mean_and_the_deviation_of_the_heads():
 @pytest.mark.parametrize("normalise", ["standard", "unit", "symmetric"])
 def test_pixels_map_the_runs_inputs_to_a_decoders_range_and_back(normalise):
     problem = problem_of("fedavg", normalise=normalise)
-    pixels, x = Pixels.of(problem.env, "this"), problem.client_data(0).train.all()[0]
+    pixels, x = Pixels.of(problem.env, "this"), problem.load_client_data(0).train.all()[0]
     unit = pixels.to_unit(x)
     assert unit.min() == pytest.approx(0, abs=1e-6)
     assert unit.max() == pytest.approx(1, abs=1e-6)
     assert torch.allclose(pixels.to_inputs(unit), x, atol=1e-5)
-    assert torch.allclose(unit, problem_of("fedavg", normalise="unit").client_data(0).train.all()[0], atol=1e-6)
+    assert torch.allclose(unit, problem_of("fedavg", normalise="unit").load_client_data(0).train.all()[0], atol=1e-6)
 
 
 def test_data_without_a_range_is_refused():

@@ -246,9 +246,9 @@ def test_inputs_stay_in_the_range():
 def test_a_runs_range_is_that_of_its_normalised_data(normalise):
     problem = problem_of("fedzdac", normalise=normalise)
     params = ZeroShotParams(samples_per_class=2, iterations=4, synthesis_lr=2)
-    batch = start_inversion(problem.network(), problem.env, params, np.random.default_rng(0), CPU)
+    batch = start_inversion(problem.copy_network(), problem.env, params, np.random.default_rng(0), CPU)
     batch.advance(4)
-    x, _ = problem.client_data(0).train.all()
+    x, _ = problem.load_client_data(0).train.all()
     got = batch.finish().x
     assert got.shape == (20, 1, 28, 28)
     assert got.is_contiguous()

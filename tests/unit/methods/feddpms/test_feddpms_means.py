@@ -33,7 +33,7 @@ from tests.unit.methods.feddpms.dpms_runs import (
 def compute_latents(problem: SmallProblem, client: int, weights: Any, c: int) -> torch.Tensor:
     model = build()
     load(model, weights)
-    x, y = problem.client_data(client).train.all()
+    x, y = problem.load_client_data(client).train.all()
     with torch.no_grad():
         return model.features(x[y == c])
 

@@ -104,7 +104,7 @@ def play_steps(methods: Iterable[MpGan], *, failing: str = "") -> tuple[list[tor
     for step, method in zip(range(3), methods, strict=False):
         question = pb.Envelope(round=SETUP_ROUND, phase="gan_step", step=step)
         context = AnswerContext(
-            problem, problem.client_data(0), 0, question, device=torch.device("cpu"), store=store, stop=Event()
+            problem, problem.load_client_data(0), 0, question, device=torch.device("cpu"), store=store, stop=Event()
         )
         generated = GeneratedImages(torch.rand(2, 4, 1, 32, 32, generator=torch.Generator().manual_seed(step)))
         if failing:
@@ -308,7 +308,7 @@ def test_an_unusable_earlier_run_is_refused(tmp_path):
 
 def test_converting_inputs_to_images_and_back_restores_them():
     problem = problem_of("mpgan", params=SMALL)
-    canvas, x = Canvas(problem.env), problem.client_data(0).train.all()[0]
+    canvas, x = Canvas(problem.env), problem.load_client_data(0).train.all()[0]
     images = canvas.to_images(x)
     assert images.shape[1:] == (1, 32, 32)
     assert -1 <= images.min() < images.max() <= 1 + 1e-6
