@@ -1,4 +1,4 @@
-"""The learning problem of a run (data set, split and network) as server and clients each compute it themselves."""
+"""The learning problem of a run: data set, partition and network, which server and clients each compute themselves."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from fedrpc.seeds import derive, seed_torch
 from fedrpc.training.loop import train
 from fedrpc.training.losses import cross_entropy
 
-_BUILDING = threading.Lock()  # torch's global generator is set while a network is made
+_BUILDING = threading.Lock()  # torch's global generator is seeded while a network is built
 
 
 class Problem:
-    """Everything that follows from a configuration and a data folder alone.
+    """Everything that is determined by a configuration and a data folder.
 
     Args:
         config: The run's configuration; "auto" for the model is resolved here.
-        data_dir: Where data sets are; None for the environment's or the embedded ones.
+        data_dir: The folder of data sets; None for the environment's, or the embedded data set.
     """
 
     def __init__(self, config: RunConfig, data_dir: Path | None = None) -> None:
@@ -50,17 +50,18 @@ class Problem:
             config = config.model_copy(update={"model": name})
         self.config = config
         cls = METHODS[config.method]
-        if lacking := [name for name in ("init", "round", "model", "cost") if not cls.overrides(name)]:
-            raise ConfigError(f"method '{config.method}' is not whole: {cls.__name__} lacks {', '.join(lacking)}")
+        if missing := [name for name in ("init", "round", "model", "cost") if not cls.overrides(name)]:
+            raise ConfigError(f"method '{config.method}' is incomplete: {cls.__name__} lacks {', '.join(missing)}")
         self.method: Method[Any, Any] = cls()
         self.params = params_of(config)
         if config.privacy.dp_sgd and not (stance := cls.dp_sgd_stance()).is_allowed:
             raise ConfigError(
                 f"{config.method} refuses DP-SGD: {stance.reason}; leave --dp-sgd out or choose another --method"
             )
-        # A model that does not fit the data says so now. `init` knows no method, phase or client.
-        self._base_bytes = models.count_payload_bytes(models.read_tensors(self._network(self._configured)))
-        self._template = self._network(lambda: self.method.network(self._configured))
+        # Raises now if the model does not fit the data. Initial weights depend on no method, phase or client. This
+        # payload, without the method's additions, is the one of FedAvg.
+        self.base_bytes = models.count_payload_bytes(models.read_tensors(self._build_network(self._build_configured)))
+        self._template = self._build_network(lambda: self.method.network(self._build_configured))
         self.env = Env(
             params=self.params,
             num_clients=config.clients,
@@ -68,15 +69,15 @@ class Problem:
             num_classes=self.dataset.num_classes,
             shape=self.dataset.shape,
             train=config.train,
-            model=self.network,
-            build=lambda purpose, make: self._network(make, f"init-{purpose}"),
+            model=self.copy_network,
+            build=lambda purpose, make: self._build_network(make, f"init-{purpose}"),
             num_examples=lambda: [sum(row) for row in self.class_counts],
             bounds=self.dataset.bounds(config.normalise),
         )
         self.method.check(self.env)
-        self.aggregators = self._aggregators()
+        self.aggregators = self._build_aggregators()
 
-    def _aggregators(self) -> list[Aggregator[Any, Any]]:
+    def _build_aggregators(self) -> list[Aggregator[Any, Any]]:
         """The layers of aggregation, in the order in which they act; raises ConfigError for those that do not fit."""
         config, method = self.config, type(self.method)
         if method.aggregates_itself and config.layers != ("mean",):
@@ -104,85 +105,82 @@ class Problem:
             raise ConfigError(f"two of {config.method}, {', '.join(config.layers)} have a phase '{twice[0]}'")
         return layers
 
-    def half_for(self, phase: str) -> Answering | None:
-        """Who answers a phase on a client: the method, or an aggregator with phases of its own."""
+    def find_half(self, phase: str) -> Answering | None:
+        """What answers a phase on a client: the method, or an aggregator with phases of its own."""
         return next((half for half in (self.method, *self.aggregators) if phase in half.phases), None)
 
     def schema_digest(self) -> bytes:
         """SHA-256 over the messages of all phases: server and client must agree on it."""
         return hashlib.sha256(b"".join(half.schema_digest() for half in (self.method, *self.aggregators))).digest()
 
-    def _configured(self) -> nn.Module:
+    def _build_configured(self) -> nn.Module:
         return models.build(self.config.model, self.dataset.shape, self.dataset.num_classes)
 
-    def _network(self, make: Callable[[], nn.Module], purpose: str = "init") -> nn.Module:
-        """A network from the stream of initial weights, with a gradient for each example if training is private."""
-        found = self._seeded(purpose, make)
+    def _build_network(self, make: Callable[[], nn.Module], purpose: str = "init") -> nn.Module:
+        """Builds a network with initial weights by purpose, prepared for DP-SGD if training is private."""
+        network = self._build_seeded(purpose, make)
         if not self.config.privacy.dp_sgd:
-            return found
-        from fedrpc.training.dpsgd import network_for  # here, since Opacus is large and most runs do without
+            return network
+        from fedrpc.training.dpsgd import (
+            prepare_network,  # here, because Opacus is slow to import and most runs do not need it
+        )
 
-        # From maps that are laid out channels last Opacus takes wrong gradients of an example.
-        return network_for(found, f"model '{self.config.model}'")
+        return prepare_network(network, f"model '{self.config.model}'")
 
-    def _seeded(self, purpose: str, make: Callable[[], nn.Module]) -> nn.Module:
+    def _build_seeded(self, purpose: str, make: Callable[[], nn.Module]) -> nn.Module:
         with _BUILDING, torch.random.fork_rng(devices=[]):
             seed_torch(derive(self.config.seed, purpose))
             return make()
 
-    def network(self) -> nn.Module:
+    def copy_network(self) -> nn.Module:
         """A fresh copy of the network that travels, always with the same initial weights."""
         return copy.deepcopy(self._template)
 
-    def base_bytes(self) -> int:
-        """The payload of the configured network alone, without what a method adds to it: FedAvg's yardstick."""
-        return self._base_bytes
-
     @cached_property
     def partition(self) -> Partition:
-        """Who has which training examples."""
+        """The training examples of each client."""
         y, seed = self.dataset.train.y, self.config.seed
         subset = subsample(y, self.config.train_size, seed) if self.config.train_size else None
         return make_partition(
             self.config.partition, y, self.config.clients, seed, group=self.dataset.train.group, subset=subset
         )
 
-    def local_indices(self, client: int) -> tuple[np.ndarray, np.ndarray]:
+    def split_client_indices(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """A client's training and test examples, as positions in the training set."""
         mine = self.partition.indices[client]
         return split_train_test(mine, self.dataset.train.y, self.config.local_test, self.config.seed, client)
 
     @cached_property
     def class_counts(self) -> list[list[int]]:
-        """How many training examples of each class every client has."""
+        """Each client's number of training examples of each class."""
         y = self.dataset.train.y
         return [
-            np.bincount(y[self.local_indices(client)[0]], minlength=self.dataset.num_classes).tolist()
+            np.bincount(y[self.split_client_indices(client)[0]], minlength=self.dataset.num_classes).tolist()
             for client in range(self.config.clients)
         ]
 
-    def client_data(self, client: int) -> ClientData:
+    def load_client_data(self, client: int) -> ClientData:
         """One client's own data."""
-        train, test = (self._examples(self.dataset.train, index) for index in self.local_indices(client))
+        train, test = (self._read_examples(self.dataset.train, index) for index in self.split_client_indices(client))
         return ClientData(train, test, self.dataset.num_classes, self.dataset.shape)
 
-    def pooled_train(self) -> Examples:
-        """All clients' training data as one set: for a yardstick that no federated method may know."""
-        index = np.concatenate([self.local_indices(client)[0] for client in range(self.config.clients)])
-        return self._examples(self.dataset.train, index)
+    def pool_train_data(self) -> Examples:
+        """All clients' training data as one set: for comparisons only, as no federated method may see it."""
+        index = np.concatenate([self.split_client_indices(client)[0] for client in range(self.config.clients)])
+        return self._read_examples(self.dataset.train, index)
 
-    def oracle(self, epochs: int, device: torch.device, check: Callable[[], None] = lambda: None) -> nn.Module:
-        """The configured network with initial weights of its own, trained on all clients' data: a judge, no party.
+    def train_oracle(self, epochs: int, device: torch.device, check: Callable[[], None] = lambda: None) -> nn.Module:
+        """Trains the configured network, with initial weights of its own, on all clients' data: for comparisons only.
 
         Args:
             check: Called before each batch; may raise.
         """
-        network, settings = self._seeded("init-oracle", self._configured).to(device), self.config.train
+        network, settings = self._build_seeded("init-oracle", self._build_configured).to(device), self.config.train
         order = derive(self.config.seed, "oracle-order")
         train(
             network,
             cross_entropy,
-            self.pooled_train(),
+            self.pool_train_data(),
             settings,
             lr=settings.lr,
             order=order,
@@ -192,28 +190,28 @@ class Problem:
         )
         return network
 
-    def external_test(self) -> Examples:
-        """The external test set, which never enters a partition; read by memory map, a batch at a time."""
+    def load_external_test(self) -> Examples:
+        """The external test set, which is in no partition; read by memory map, a batch at a time."""
         test = self.dataset.test
-        return Examples(torch.from_numpy(np.array(test.y)), lambda index: self._inputs(test.x[index]))
+        return Examples(torch.from_numpy(np.array(test.y)), lambda index: self._read_inputs(test.x[index]))
 
-    def _examples(self, split: Split, index: np.ndarray) -> Examples:
-        # Rows are read from the shared map a batch at a time, and never kept: N clients hold one copy between them.
+    def _read_examples(self, split: Split, index: np.ndarray) -> Examples:
+        # Rows are read from the shared map a batch at a time and never kept, so all clients share one copy.
         def fetch(inner: np.ndarray) -> torch.Tensor:
-            found = self._inputs(split.x[index[inner]])
+            inputs = self._read_inputs(split.x[index[inner]])
             _unmap_pages(split.x)
-            return found
+            return inputs
 
         return Examples(torch.from_numpy(np.array(split.y[index])), fetch)
 
-    def _inputs(self, rows: np.ndarray) -> torch.Tensor:
+    def _read_inputs(self, rows: np.ndarray) -> torch.Tensor:
         return self.dataset.inputs(rows, self.config.normalise)
 
 
 def _unmap_pages(array: np.ndarray) -> None:
-    """Lets go of the pages that reading touched: they stay in the system's cache, but count as nobody's own.
+    """Releases the pages that reading touched: they stay in the system's cache, but no longer count for the process.
 
-    A client's rows are scattered, so their pages would cost it more than twice the rows themselves.
+    A client's rows are scattered, so their pages would take more than twice the memory of the rows themselves.
     """
     owner: Any = array
     while isinstance(owner, np.ndarray):  # a view of a view of a map

@@ -9,7 +9,7 @@ import torch
 
 
 def derive(seed: int, *path: str | int) -> np.random.Generator:
-    """The generator at `path` below `seed`: equal on every platform, unrelated to its neighbours.
+    """The generator for `path` under `seed`: equal on every platform, independent of all other paths.
 
     Args:
         seed: The run's seed.
@@ -20,16 +20,16 @@ def derive(seed: int, *path: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(entropy))
 
 
-def torch_generator(rng: np.random.Generator, device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch generator seeded by the next draw of `rng`."""
+def make_torch_generator(rng: np.random.Generator, device: torch.device | str = "cpu") -> torch.Generator:
+    """A torch generator seeded by the next value of `rng`."""
     return torch.Generator(device=device).manual_seed(int(rng.integers(2**63 - 1)))
 
 
 def seed_torch(rng: np.random.Generator, device: torch.device | None = None) -> None:
-    """Sets torch's global streams (dropout, initial weights) by the next draw of `rng`.
+    """Seeds torch's global generators (dropout, initial weights) by the next value of `rng`.
 
-    `torch.manual_seed` also queues calls for devices that are never used, stack trace and all, which costs more than a
-    small training step; here only the CPU and the device at hand are set.
+    `torch.manual_seed` also queues calls for devices that are never used, with their stack traces, which costs more
+    than a small training step; here only the CPU and the given device are seeded.
     """
     seed = int(rng.integers(2**63 - 1))
     torch.default_generator.manual_seed(seed)

@@ -98,8 +98,8 @@ class SmallProblem(Problem):
         self._build = build
         super().__init__(config)
 
-    def _configured(self) -> nn.Module:
-        return self._build() if self._build else super()._configured()
+    def _build_configured(self) -> nn.Module:
+        return self._build() if self._build else super()._build_configured()
 
 
 def tiny() -> nn.Module:
@@ -305,9 +305,11 @@ class Played:
 
     def evaluate(self) -> Evaluation:
         """The final model on the external test set."""
-        model = self.problem.network()
+        model = self.problem.copy_network()
         load(model, self.weights)
-        return evaluate(model, self.problem.external_test().batches(256), num_classes=self.problem.dataset.num_classes)
+        return evaluate(
+            model, self.problem.load_external_test().batches(256), num_classes=self.problem.dataset.num_classes
+        )
 
 
 class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]):

@@ -1,4 +1,4 @@
-"""Toy methods for what no built-in method does: durable points within a round, and asking absent clients again."""
+"""Toy methods for what no built-in method does: durable points within a round, and asking missing clients again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def train_plainly(ctx: ClientContext, msg: Global) -> Update:
     return Update(read_tensors(model), report.num_examples, torch.zeros(ctx.env.train.epochs, dtype=torch.float64))
 
 
-# MP-GAN: many small steps in a round, and an optimizer that stays on the client
+# Many small steps in a round, with saves, and an optimizer that stays on the client
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Feedback:
 
 
 @dataclass(frozen=True)
-class Player:
-    """What a client keeps of its discriminator from step to step."""
+class StoredDiscriminator:
+    """A client's discriminator and its optimizer, from step to step."""
 
     weights: Tensors
     moments: Tensors
@@ -60,28 +60,28 @@ GAN_STEP = Phase("gan_step", Images, Feedback, same=("images",))
 
 
 class ToyMpganParams(Params):
-    """How many steps a round has, how many images a step, and how often the game is saved."""
+    """The steps of a round, the images of a step, and how often the state is saved."""
 
     steps: int = Field(4, ge=0)
     batch: int = Field(3, ge=1)
     save_every: int = Field(2, ge=1)
-    global_noise: bool = Field(False, description="draw from torch's global stream, as layers with dropout do")
+    global_noise: bool = Field(False, description="sample from torch's global generator, as dropout does")
 
 
 class ToyMpgan(Method[Gan, ToyMpganParams]):
-    """A generator on the server plays against a discriminator on each client, one batch at a time; then FedAvg."""
+    """Trains a generator on the server against a discriminator on each client, one batch at a time; then FedAvg."""
 
     name = "toy-mpgan"
     shares = "gradients with respect to generated images"
 
     def init(self, env: Env) -> Gan:
-        return Gan(read_tensors(env.model()), read_tensors(self._generator(env)), {}, 0)
+        return Gan(read_tensors(env.model()), read_tensors(self._build_generator(env)), {}, 0)
 
-    def _generator(self, env: Env) -> nn.Module:
+    def _build_generator(self, env: Env) -> nn.Module:
         return env.build("generator", lambda: nn.Linear(5, math.prod(env.shape)))
 
     async def round(self, state: Gan, rnd: Round) -> Gan:
-        generator = self._generator(rnd.env)
+        generator = self._build_generator(rnd.env)
         load(generator, state.generator)
         optimizer = torch.optim.Adam(generator.parameters(), lr=1e-3)
         load_optimizer(optimizer, state.moments)
@@ -107,21 +107,21 @@ class ToyMpgan(Method[Gan, ToyMpganParams]):
     @on(GAN_STEP)
     def gan_step(self, ctx: ClientContext, msg: Images) -> Feedback:
         floats = math.prod(ctx.env.shape)
-        judge = ctx.env.build("discriminator", lambda: nn.Sequential(nn.Flatten(), nn.Linear(floats, 1)))
-        optimizer = torch.optim.Adam(judge.parameters(), lr=1e-3)
-        if (kept := ctx.store.get("player", Player)) is not None:
-            load(judge, kept.weights)
+        discriminator = ctx.env.build("discriminator", lambda: nn.Sequential(nn.Flatten(), nn.Linear(floats, 1)))
+        optimizer = torch.optim.Adam(discriminator.parameters(), lr=1e-3)
+        if (kept := ctx.store.get("discriminator", StoredDiscriminator)) is not None:
+            load(discriminator, kept.weights)
             load_optimizer(optimizer, kept.moments)
         take = ctx.rng("real").integers(len(ctx.data.train), size=len(msg.images))
         real = ctx.data.train.batch(take)[0]
         ones, zeros = torch.ones(len(real), 1), torch.zeros(len(real), 1)
-        guess = F.binary_cross_entropy_with_logits
+        loss = F.binary_cross_entropy_with_logits
         optimizer.zero_grad()
-        (guess(judge(real), ones) + guess(judge(msg.images), zeros)).backward()
+        (loss(discriminator(real), ones) + loss(discriminator(msg.images), zeros)).backward()
         optimizer.step()
-        ctx.store.put("player", Player(read_tensors(judge), read_optimizer(optimizer)))
+        ctx.store.put("discriminator", StoredDiscriminator(read_tensors(discriminator), read_optimizer(optimizer)))
         images = msg.images.clone().requires_grad_()
-        guess(judge(images), ones).backward()
+        loss(discriminator(images), ones).backward()
         assert images.grad is not None
         return Feedback(images.grad)
 
@@ -139,7 +139,7 @@ class ToyMpgan(Method[Gan, ToyMpganParams]):
         return cost.add("down", Kind.IMAGES, images).add("up", Kind.FEEDBACK, images)
 
 
-# Who is missing
+# Missing clients
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,10 @@ class Loyal:
 
 
 class ToyLoyal(Method[Loyal]):
-    """Who does not answer is counted, asked once more, and else stands in with its last update."""
+    """Counts missing clients, asks them once more, and uses their last update if they are still missing."""
 
     name = "toy-loyal"
-    needs_each_update = "a client's last update stands in for it when it is away"
+    needs_each_update = "a missing client's last update is used in its place"
 
     def init(self, env: Env) -> Loyal:
         return Loyal(read_tensors(env.model()), {}, {})

@@ -39,7 +39,7 @@ class Answerer:
     def __init__(self, problem: Problem, client: int, store: ClientStore, device: torch.device, meter: Meter) -> None:
         self._problem, self._client, self._store, self._device = problem, client, store, device
         self._meter = meter
-        self._data = problem.client_data(client)
+        self._data = problem.load_client_data(client)
         self._cache: dict[str, Any] = {}
         self.cpu_s = 0.0  # CPU time of the answers, most of it training
 
@@ -96,7 +96,7 @@ class Answerer:
     def _phase(self, name: str) -> Phase[Any, Any]:
         if name in BUILTIN:
             return BUILTIN[name]
-        half = self._problem.half_for(name)
+        half = self._problem.find_half(name)
         if half is None:
             method = self._problem.method
             raise WireError(f"{method.name} has no phase '{name}'; it has {', '.join(sorted(method.phases))}")
@@ -128,7 +128,7 @@ class Answerer:
         method = self._problem.method
         if phase.name in method.phases:
             return self._transform(phase, context, message, method.answer(phase.name, context, message))
-        layer = self._problem.half_for(phase.name)
+        layer = self._problem.find_half(phase.name)
         assert isinstance(layer, Aggregator), "`_phase` has looked"
         return layer.answer(phase.name, context.for_layer(layer.name), message)
 

@@ -18,8 +18,8 @@ from fedrpc.methods.runtime import Store
 from fedrpc.privacy.accountant import compute_epsilon, merge_histories
 from fedrpc.privacy.mechanisms import Guarantee, History, Mechanism, Trainings
 from fedrpc.problem import Problem
-from fedrpc.seeds import derive, torch_generator
-from fedrpc.training.loop import TrainReport, learning_rate, train
+from fedrpc.seeds import derive, make_torch_generator
+from fedrpc.training.loop import TrainReport, compute_learning_rate, train
 from fedrpc.training.losses import Loss
 from fedrpc.wire.envelope import Envelope
 
@@ -93,7 +93,7 @@ class AnswerContext:
 
     def model(self) -> nn.Module:
         """A fresh copy of the run's network on the client's device."""
-        return self._problem.network().to(self.device)
+        return self._problem.copy_network().to(self.device)
 
     def rng(self, purpose: str) -> np.random.Generator:
         """The stream for a purpose, this client and this round."""
@@ -101,7 +101,7 @@ class AnswerContext:
 
     def learning_rate(self) -> float:
         """The rate of this round, after decay."""
-        return learning_rate(self.env.train, self.round)
+        return compute_learning_rate(self.env.train, self.round)
 
     def train(
         self,
@@ -186,7 +186,7 @@ class AnswerContext:
             generator.seed()  # from the system's entropy
             return generator
         where = (self.client, self.round, self.phase, self.step, self._question, self._num_released)
-        return torch_generator(derive(self._problem.config.seed, "noise", purpose, *where), device)
+        return make_torch_generator(derive(self._problem.config.seed, "noise", purpose, *where), device)
 
     def check(self) -> None:
         """Raises Cancelled when the server withdrew the task."""

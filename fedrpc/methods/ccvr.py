@@ -1,10 +1,10 @@
-"""CCVR (Luo et al., NeurIPS 2021): after FedAvg, the classifier is trained anew on features drawn from class Gaussians.
+"""CCVR (Luo et al., NeurIPS 2021): after FedAvg, the classifier is retrained on features sampled from class Gaussians.
 
 Departs from the paper:
-- `diagonal = true` sends variances alone, which is a small part of the bytes.
+- `diagonal = true` sends only variances, a small part of the bytes.
 - Moments are computed in float64 and travel as float32, a covariance as its upper triangle.
-- Features are drawn by eigen-decomposition, so a class with fewer examples than features needs no correction.
-- Every class gets as many virtual features; a class that nobody has gets none.
+- Features are sampled by eigen-decomposition, so a class with fewer examples than features needs no correction.
+- Every class gets the same number of virtual features; a class that no client has gets none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 
-_BATCH = 256  # of the extraction: bounds its memory, changes nothing else
+_BATCH = 256  # of the extraction: bounds memory and has no other effect
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ DESCRIBE = Phase("describe", Global, Moments)
 
 @dataclass(frozen=True)
 class Spread:
-    """How the products of features by pairs are laid out: all squares, or the upper triangle of all pairs.
+    """How the second moments of features are laid out: only squares, or the upper triangle of all products.
 
     Args:
-        features: How many there are.
-        diagonal: Squares alone.
+        features: The number of features.
+        diagonal: Only squares.
     """
 
     features: int
@@ -59,52 +59,52 @@ class Spread:
 
     @property
     def width(self) -> int:
-        """Values for one class."""
+        """The number of values for one class."""
         return self.features if self.diagonal else self.features * (self.features + 1) // 2
 
-    def of(self, centred: Tensor) -> Tensor:
+    def sum_products(self, centred: Tensor) -> Tensor:
         """The sum of products over rows."""
         if self.diagonal:
             return centred.square().sum(dim=0)
         rows, columns = torch.triu_indices(self.features, self.features)
         return (centred.T @ centred)[rows, columns]
 
-    def draw(self, spread: Tensor, count: int, rng: np.random.Generator) -> Tensor:
-        """Centred Gaussian rows with this covariance, or with these variances and no covariance."""
+    def sample(self, spread: Tensor, count: int, rng: np.random.Generator) -> Tensor:
+        """Samples centred Gaussian rows with this covariance, or with these variances and no covariance."""
         if self.diagonal:
             return torch.from_numpy(rng.standard_normal((count, self.features))) * spread.clamp_min(0).sqrt()
-        root = self.root(spread)
+        root = self.compute_root(spread)
         return torch.from_numpy(rng.standard_normal((count, root.shape[1]))) @ root.T
 
-    def root(self, spread: Tensor) -> Tensor:
-        """A matrix A with A A' the covariance, its columns the directions in which there is any."""
+    def compute_root(self, spread: Tensor) -> Tensor:
+        """A matrix A with A A' the covariance; its columns are the directions with non-zero variance."""
         covariance = spread.new_zeros(self.features, self.features)
         rows, columns = torch.triu_indices(self.features, self.features)
         covariance[rows, columns] = spread
         values, vectors = torch.linalg.eigh(covariance, UPLO="U")
-        # What rounding leaves of a zero eigenvalue may have either sign.
+        # A zero eigenvalue comes out as a tiny number of either sign.
         some = values > values[-1].clamp_min(0) * self.features * torch.finfo(torch.float32).eps
         root: Tensor = vectors[:, some] * values[some].sqrt()
         return root
 
 
-def moments_of(features: Tensor, y: Tensor, num_classes: int, spread: Spread) -> Moments:
-    """One client's moments; a class of one example has no spread, a class of none has no mean either."""
+def compute_moments(features: Tensor, y: Tensor, num_classes: int, spread: Spread) -> Moments:
+    """One client's moments; spreads are 0 for a class of one example, and means too for a class of none."""
     counts = torch.bincount(y, minlength=num_classes)
     means = features.new_zeros(num_classes, spread.features)
     spreads = features.new_zeros(num_classes, spread.width)
     for c in counts.nonzero()[:, 0].tolist():
         mine = features[y == c]
         means[c] = mine.mean(dim=0)
-        spreads[c] = spread.of(mine - means[c]) / max(len(mine) - 1, 1)
+        spreads[c] = spread.sum_products(mine - means[c]) / max(len(mine) - 1, 1)
     return Moments(counts, means, spreads)
 
 
-class Pooled:
-    """Everybody's moments by class, merged one client at a time, in float64.
+class PooledMoments:
+    """All clients' moments by class, merged one client at a time, in float64.
 
-    Merging a client adds its scatter about its own mean and that of the two means about each other, which is the pooled
-    covariance's formula without the difference of large numbers in it.
+    Merging a client adds its scatter about its own mean and the scatter between the two means. That is the formula of
+    the pooled covariance, without a difference of large numbers.
     """
 
     def __init__(self, num_classes: int, spread: Spread) -> None:
@@ -119,34 +119,34 @@ class Pooled:
             before, count = int(self.counts[c]), int(moments.counts[c])
             moved = moments.means[c].double() - self.means[c]
             self._scatters[c] += (count - 1) * moments.spreads[c].double()
-            self._scatters[c] += self._spread.of(moved[None]) * (before * count / (before + count))
+            self._scatters[c] += self._spread.sum_products(moved[None]) * (before * count / (before + count))
             self.means[c] += moved * (count / (before + count))
             self.counts[c] += count
 
-    def spread(self, c: int) -> Tensor:
+    def compute_spread(self, c: int) -> Tensor:
         """A class's unbiased covariance or variances."""
         return self._scatters[c] / max(int(self.counts[c]) - 1, 1)
 
-    def draw(self, count: int, rng: np.random.Generator) -> Iterator[tuple[int, Tensor]]:
-        """Virtual features for every class that somebody has."""
+    def sample(self, count: int, rng: np.random.Generator) -> Iterator[tuple[int, Tensor]]:
+        """Samples virtual features for every class that some client has."""
         for c in self.counts.nonzero()[:, 0].tolist():
-            yield c, (self.means[c] + self._spread.draw(self.spread(c), count, rng)).float()
+            yield c, (self.means[c] + self._spread.sample(self.compute_spread(c), count, rng)).float()
 
 
 class CCVRParams(Params):
-    """Values of public code; the paper tunes the number of virtual features."""
+    """Values of published code; the paper tunes the number of virtual features."""
 
     diagonal: bool = Field(False, description="send variances, not covariances")
     num_virtual: int = Field(2000, ge=1, description="virtual features of each class")
-    lr: float = Field(1e-3, gt=0, description="of the classifier's SGD")
-    epochs: int = Field(10, ge=0, description="over the virtual features")
-    batch_size: int = Field(64, ge=1)
-    max_moments: ByteSize = Field(ByteSize(256 << 20), gt=0, description="bytes of one client's moments at most")
+    lr: float = Field(1e-3, gt=0, description="learning rate of the classifier's SGD")
+    epochs: int = Field(10, ge=0, description="epochs over the virtual features")
+    batch_size: int = Field(64, ge=1, description="virtual features in a batch")
+    max_moments: ByteSize = Field(ByteSize(256 << 20), gt=0, description="largest moments of one client in bytes")
 
 
 @register
 class CCVR(FedAvg[CCVRParams]):
-    """FedAvg, and at its end a calibrated classifier."""
+    """FedAvg, with a calibrated classifier at its end."""
 
     name = "ccvr"
     dp_sgd = refused("means and covariances of the features of each class leave a client without noise")
@@ -154,18 +154,18 @@ class CCVR(FedAvg[CCVRParams]):
 
     def check(self, env: Env[CCVRParams]) -> None:
         """Refuses networks without features, and moments that are too large to send."""
-        size = _size_bytes(env)
+        size = _count_bytes(env)
         if size > env.params.max_moments:
             raise ConfigError(
-                f"the moments of {_spread_of(env).features} features and {env.num_classes} classes take {size} bytes "
-                f"a client but params.max_moments is {env.params.max_moments}; set params.diagonal = true, raise it, "
-                "or choose a --model with fewer features"
+                f"the moments of {_build_spread(env).features} features and {env.num_classes} classes take {size} "
+                f"bytes a client but params.max_moments is {env.params.max_moments}; set params.diagonal = true, raise "
+                "it, or choose a --model with fewer features"
             )
 
     async def finalize(self, state: Global, rnd: Round[CCVRParams]) -> Global:
-        """Pools the moments of everybody's features under the final model and trains the classifier on draws."""
-        spread = _spread_of(rnd.env)
-        pooled = Pooled(rnd.env.num_classes, spread)
+        """Pools the moments of all clients' features under the final model and trains the classifier on samples."""
+        spread = _build_spread(rnd.env)
+        pooled = PooledMoments(rnd.env.num_classes, spread)
 
         def check(_: Global, moments: Moments) -> None:
             _check(moments, rnd.env.num_classes, spread)
@@ -173,14 +173,14 @@ class CCVR(FedAvg[CCVRParams]):
         async for reply in rnd.ask(DESCRIBE, state, check=check):
             await rnd.compute(pooled.add, reply.body)
         rnd.record(described=int(pooled.counts.sum()))
-        return Global(await rnd.compute(self._calibrated, state.weights, pooled, rnd))
+        return Global(await rnd.compute(self._calibrate, state.weights, pooled, rnd))
 
-    def _calibrated(self, weights: Tensors, pooled: Pooled, rnd: Round[CCVRParams]) -> Tensors:
-        drawn = list(pooled.draw(rnd.params.num_virtual, rnd.rng("virtual")))
-        if not drawn:
+    def _calibrate(self, weights: Tensors, pooled: PooledMoments, rnd: Round[CCVRParams]) -> Tensors:
+        sampled = list(pooled.sample(rnd.params.num_virtual, rnd.rng("virtual")))
+        if not sampled:
             return weights
-        x = torch.cat([features for _, features in drawn])
-        y = torch.cat([torch.full((len(features),), c) for c, features in drawn])
+        x = torch.cat([features for _, features in sampled])
+        y = torch.cat([torch.full((len(features),), c) for c, features in sampled])
         model = rnd.model()
         load(model, weights)
         classifier: nn.Module = require_stages(model, self.name).classifier
@@ -188,7 +188,7 @@ class CCVR(FedAvg[CCVRParams]):
         config = TrainConfig(optimizer="sgd", lr=params.lr, epochs=params.epochs, batch_size=params.batch_size)
         data = Examples.of(x, y)
         train(classifier, cross_entropy, data, config, lr=params.lr, order=rnd.rng("order"), device=rnd.device)
-        # Everything else stays the very tensors that it was.
+        # All other tensors stay the same objects.
         return weights | {f"classifier.{name}": value for name, value in read_tensors(classifier).items()}
 
     @on(DESCRIBE)
@@ -196,32 +196,32 @@ class CCVR(FedAvg[CCVRParams]):
         """The moments of the client's features, in evaluation mode."""
         model = require_stages(ctx.model().eval(), self.name)
         load(model, msg.weights)
-        spread = _spread_of(ctx.env)
+        spread = _build_spread(ctx.env)
         features = [torch.empty(0, spread.features, dtype=torch.float64)]
         with torch.no_grad():
             for x, _ in ctx.data.train.batches(_BATCH):
                 ctx.check()
                 features.append(model.features(x.to(ctx.device)).cpu().double())
-        found = moments_of(torch.cat(features), ctx.data.train.y, ctx.env.num_classes, spread)
+        found = compute_moments(torch.cat(features), ctx.data.train.y, ctx.env.num_classes, spread)
         return Moments(found.counts.int(), found.means.float(), found.spreads.float())
 
     def cost(self, shapes: Shapes[CCVRParams]) -> Cost:
-        """FedAvg's, and at the end the model down to every client and its moments up."""
+        """FedAvg's, plus at the end the model down to every client and its moments up."""
         n = shapes.env.num_clients if shapes.cohorts else 0
         return (
             super()
             .cost(shapes)
             .add("down", Kind.WEIGHTS, n * shapes.weights_bytes)
-            .add("up", Kind.MOMENTS, n * _size_bytes(shapes.env))
+            .add("up", Kind.MOMENTS, n * _count_bytes(shapes.env))
         )
 
 
-def _spread_of(env: Env[CCVRParams]) -> Spread:
+def _build_spread(env: Env[CCVRParams]) -> Spread:
     return Spread(require_stages(env.model(), "ccvr").classifier.in_features, env.params.diagonal)
 
 
-def _size_bytes(env: Env[CCVRParams]) -> int:
-    spread = _spread_of(env)
+def _count_bytes(env: Env[CCVRParams]) -> int:
+    spread = _build_spread(env)
     return 4 * env.num_classes * (1 + spread.features + spread.width)
 
 
@@ -236,4 +236,4 @@ def _check(moments: Moments, num_classes: int, spread: Spread) -> None:
         if (value.dtype, tuple(value.shape)) != layout:
             raise ValueError(f"'{name}' should be {layout}, got {value.dtype} {tuple(value.shape)}")
     if bool((moments.counts < 0).any()):
-        raise ValueError("a class can not have fewer than 0 examples")
+        raise ValueError("a class cannot have fewer than 0 examples")

@@ -1,4 +1,4 @@
-"""What a run's messages should weigh by a method's own formula, to hold against what was measured."""
+"""The bytes of a run by a method's own formula, to compare with the measured ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedrpc.wire.kinds import Direction, Kind
 
 @dataclass(frozen=True)
 class Shapes(Generic[P_co]):
-    """What a cost formula may use: sizes only.
+    """The inputs of a cost formula: sizes only.
 
     Args:
-        weights_bytes: The network's payload, 4 bytes a float and 8 a BatchNorm counter.
-        cohorts: Who was asked in each round.
+        weights_bytes: The network's payload: 4 bytes a float and 8 a BatchNorm counter.
+        cohorts: The clients asked in each round.
         num_examples: Training examples of every client.
         class_counts: The same by class.
     """
@@ -31,12 +31,12 @@ class Shapes(Generic[P_co]):
 
     @property
     def sample_floats(self) -> int:
-        """Values of one input."""
+        """The number of values of one input."""
         return math.prod(self.env.shape)
 
     @property
     def num_asked(self) -> int:
-        """Participations over all rounds."""
+        """The number of participations over all rounds."""
         return sum(len(cohort) for cohort in self.cohorts)
 
 
@@ -48,7 +48,7 @@ class Cost:
     up: dict[Kind, int] = field(default_factory=dict)
 
     def add(self, direction: Direction, kind: Kind, size_bytes: int) -> Cost:
-        """Adds bytes; returns itself so that a formula reads as one sum."""
+        """Adds bytes, and returns itself so that a formula reads as one sum."""
         side = self.down if direction == "down" else self.up
         side[kind] = side.get(kind, 0) + size_bytes
         return self

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., 2017): local SGD on every sampled client, then the mean of their models by sample count.
+"""FedAvg (McMahan et al., 2017): local SGD on every sampled client, then the mean of their models weighted by examples.
 
 Departs from the paper: nothing.
 """
@@ -28,7 +28,7 @@ class Global:
 
 @dataclass(frozen=True)
 class Update:
-    """Up: the locally trained model, how many examples it saw, and the mean loss of each local epoch."""
+    """Up: the locally trained model, the number of examples it was trained on, and the mean loss of each epoch."""
 
     weights: Tensors = part(Kind.WEIGHTS, averaged_by="num_examples")
     num_examples: int = part(Kind.SCALARS)
@@ -36,9 +36,9 @@ class Update:
 
 
 def check_update(question: Global, answer: Update) -> None:
-    """Raises ValueError when an update makes no sense."""
+    """Raises ValueError when an update is invalid."""
     if answer.num_examples < 0 or answer.losses.dtype != torch.float64 or answer.losses.dim() != 1:
-        raise ValueError("an update needs a sample count of at least 0 and a loss for each epoch")
+        raise ValueError("an update needs a number of examples of at least 0 and a loss for each epoch")
 
 
 FIT = Phase("fit", Global, Update, same=("weights",), check=check_update)
@@ -73,7 +73,7 @@ class FedAvg(Method[Global, P]):
         return cross_entropy
 
     def build_correction(self, ctx: ClientContext[P], msg: Global) -> Callable[[nn.Module], None] | None:
-        """What is added to every gradient; for terms of the weights alone, which DP-SGD need not clip or charge."""
+        """A function that changes every gradient: for terms of the weights alone, which DP-SGD need not clip."""
         return None
 
     def model(self, state: Global) -> Tensors:
@@ -81,7 +81,7 @@ class FedAvg(Method[Global, P]):
         return state.weights
 
     def cost(self, shapes: Shapes[P]) -> Cost:
-        """The model both ways for each participation; up also the sample count and a loss for each epoch."""
+        """The model both ways for each participation; up also the number of examples and a loss for each epoch."""
         n = shapes.num_asked
         return (
             Cost()

@@ -1,10 +1,10 @@
 """FedBR (Guo et al., ICML 2023): unlabelled averaged data takes the bias out of local classifiers and features.
 
 Departs from the paper:
-- Means come from the clients themselves: each sends at most its part of `num_items`, the server keeps that many at
-  random, and all clients get them. The published code draws them from clients' data in one place, or from other data.
-- The projector stays on its client, which keeps it from round to round; it is never averaged.
-- The received model's features are computed for every batch; the published code computes those of the first one alone.
+- Means come from the clients themselves: each sends at most its share of `num_items`, the server keeps `num_items` of
+  them at random, and all clients get these. The published code computes them from all data in one place.
+- The projector stays on its client from round to round; it is never averaged.
+- The received model's features are computed for every batch; the published code computes only those of the first one.
 - Of the published code, its additional mix-up of local data and its additional decorrelation penalty are left out.
 - Own and averaged data go through the network one after the other, so BatchNorm sees two batches in each step.
 """
@@ -27,13 +27,13 @@ from fedrpc.methods.blocks.pool import (
     POOL,
     Layout,
     Nothing,
+    average_inputs,
+    build_view_of_means,
     collect,
-    found_again,
-    grouped,
-    hand_out,
-    mean_inputs,
-    num_groups,
-    view_of_means,
+    count_groups,
+    distribute_pool,
+    find_stored_pools,
+    sample_groups,
 )
 from fedrpc.methods.blocks.updates import release_update
 from fedrpc.methods.fedavg import FedAvg, Global, Update
@@ -41,7 +41,7 @@ from fedrpc.methods.method import ClientContext, Cost, Env, Params, Phase, Round
 from fedrpc.methods.tools import PastClient, SharedItems, View
 from fedrpc.models import require_stages
 from fedrpc.models.state import load, read_tensors
-from fedrpc.training.loop import optimizer_of
+from fedrpc.training.loop import build_optimizer
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 
@@ -50,44 +50,44 @@ _WIDTHS = (256, 256, 512)
 
 
 @dataclass(frozen=True)
-class Pseudo:
+class MeanInputs:
     """Mean inputs without labels."""
 
     x: Tensor = part(Kind.MEAN_SAMPLES)
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredProjector:
     """In a client's store: its projector."""
 
     weights: Tensors
 
 
-COLLECT = Phase("collect", Nothing, Pseudo)
-DISTRIBUTE = Phase("distribute", Pseudo, Nothing)
+COLLECT = Phase("collect", Nothing, MeanInputs)
+DISTRIBUTE = Phase("distribute", MeanInputs, Nothing)
 
 
-def layout_of(env: Env[FedBRParams]) -> Layout:
+def describe_item(env: Env[FedBRParams]) -> Layout:
     """A mean input."""
     return Layout({"x": (torch.float32, env.shape)})
 
 
-def part_of(env: Env[FedBRParams]) -> int:
-    """How many means one client sends at most: everybody's part together is what the server keeps, or a little more."""
+def compute_client_limit(env: Env[FedBRParams]) -> int:
+    """The largest number of means that a client sends: all clients together send at least what the server keeps."""
     num_items: int = env.params.num_items
     return math.ceil(num_items / env.num_clients)
 
 
-def projector_for(features: int) -> nn.Module:
-    """From features to the space in which they are compared."""
+def build_projector(features: int) -> nn.Module:
+    """A network from features to the space in which they are compared."""
     first, second, last = _WIDTHS
     return nn.Sequential(
         nn.Linear(features, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, last)
     )
 
 
-def contrast(pseudo: Tensor, received: Tensor, own: Tensor, tau1: float, tau2: float) -> Tensor:
-    """Minus the log of the share that similarity to the received model has against similarity to own data, a mean.
+def contrastive_loss(pseudo: Tensor, received: Tensor, own: Tensor, tau1: float, tau2: float) -> Tensor:
+    """-log(e^near / (e^near + e^far)) of the similarities to the received model and to own data, mean over the batch.
 
     Args:
         pseudo: Projected features of averaged data.
@@ -98,15 +98,14 @@ def contrast(pseudo: Tensor, received: Tensor, own: Tensor, tau1: float, tau2: f
     return F.softplus(tau2 * far - tau1 * near).mean()
 
 
-class Debiasing:
-    """The loss of the batches of one local training, with the projector's own step inside.
+class DebiasedLoss:
+    """The loss of one local training; each call also takes a step of the projector.
 
     Args:
-        received: The received network, which stays as it is.
+        received: The received network, which is frozen.
+        optimizer: The projector's.
         pool: Averaged inputs.
-        num_classes: Of the run.
-        rng: Draws from the pool.
-        optimizer: Of the projector.
+        rng: Samples the pool.
     """
 
     def __init__(
@@ -125,41 +124,41 @@ class Debiasing:
         self._projector, self._optimizer = projector, optimizer
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """What the model minimises, after the projector maximised its part of it."""
+        """The loss that the model minimises, after the projector's step to maximise its term."""
         parts, params = require_stages(model, "fedbr"), self._params
-        pseudo, wanted = self.pseudo(x, y)
+        pseudo, wanted = self.sample_pseudo(x, y)
         own, theirs = parts.features(x), parts.features(pseudo)
         loss: Tensor = F.cross_entropy(parts.classifier(own), y)
         loss = loss + params.lam * soft_cross_entropy(F.log_softmax(parts.classifier(theirs), dim=1), wanted)
         if params.mu:
             with torch.no_grad():
                 received = self._received.features(pseudo)
-            self.sharpen(theirs.detach(), received, own.detach())
-            loss = loss + params.mu * self.contrast(theirs, received, own)
+            self.train_projector(theirs.detach(), received, own.detach())
+            loss = loss + params.mu * self.contrastive_loss(theirs, received, own)
         return loss
 
-    def pseudo(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """As many averaged inputs as there are own ones, and what the classifier should say of them."""
+    def sample_pseudo(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """As many averaged inputs as the batch has examples, and their target distributions."""
         index = torch.from_numpy(self._rng.integers(len(self._pool), size=len(x)))
-        items = self._pool[index].to(x.device)  # a copy: the stored ones stay as they came
+        items = self._pool[index].to(x.device)  # a copy: the stored ones stay unchanged
         uniform = torch.full((len(x), self._num_classes), 1 / self._num_classes, device=x.device)
         if not self._params.mixture:
             return items, uniform
         return (items + x) / 2, (uniform + one_hot(y, self._num_classes)) / 2
 
-    def sharpen(self, *features: Tensor) -> None:
-        """The max step: the projector learns to tell what the model should bring together."""
+    def train_projector(self, *features: Tensor) -> None:
+        """The max step: the projector learns to separate what the model should bring together."""
         self._projector.requires_grad_(True)
         self._optimizer.zero_grad(set_to_none=True)
-        loss: Tensor = -self._params.gamma * self.contrast(*features)
+        loss: Tensor = -self._params.gamma * self.contrastive_loss(*features)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
-        self._projector.requires_grad_(False)  # the min step looks through it and leaves it as it is
+        self._projector.requires_grad_(False)  # the min step does not change it
 
-    def contrast(self, *features: Tensor) -> Tensor:
-        """The contrast of projected features."""
+    def contrastive_loss(self, *features: Tensor) -> Tensor:
+        """The contrastive loss of projected features."""
         pseudo, received, own = map(self._projector, features)
-        return contrast(pseudo, received, own, self._params.tau1, self._params.tau2)
+        return contrastive_loss(pseudo, received, own, self._params.tau1, self._params.tau2)
 
 
 class FedBRParams(Params):
@@ -170,10 +169,10 @@ class FedBRParams(Params):
     tau1: float = Field(2.0, gt=0, description="scale of the similarity to the received model")
     tau2: float = Field(2.0, gt=0, description="scale of the similarity to own data")
     gamma: float = Field(1.0, gt=0, description="weight of the projector's step")
-    mixture: bool = Field(True, description="average the averaged data once more, with own examples")
+    mixture: bool = Field(True, description="average the averaged data once more, with the client's examples")
     num_items: int = Field(32, ge=1, description="means in the pool")
-    mean_size: int = Field(10, ge=2, description="examples behind a mean")
-    max_pool: ByteSize = Field(ByteSize(512 << 20), gt=0, description="bytes of the largest pool, or '256MiB'")
+    mean_size: int = Field(10, ge=2, description="examples averaged into one mean")
+    max_pool: ByteSize = Field(ByteSize(512 << 20), gt=0, description="largest pool in bytes, or like '256MiB'")
 
 
 @register
@@ -189,76 +188,76 @@ class FedBR(FedAvg[FedBRParams]):
         require_stages(env.model(), self.name)
 
     async def setup(self, state: Global, rnd: Round[FedBRParams]) -> Global:
-        """Collects means, keeps some of them and gives these to everybody."""
+        """Collects means, keeps some of them and distributes these to every client."""
         if _is_fedavg(rnd.params):
             return state
-        most = part_of(rnd.env)
+        limit = compute_client_limit(rnd.env)
 
-        def check(items: Pseudo) -> None:
-            if len(items.x) > most:
-                raise ValueError(f"a client sends at most {most} means, got {len(items.x)}")
+        def check(items: MeanInputs) -> None:
+            if len(items.x) > limit:
+                raise ValueError(f"a client sends at most {limit} means, got {len(items.x)}")
 
-        pool = await collect(rnd, COLLECT, layout_of(rnd.env), check)
-        await hand_out(rnd, DISTRIBUTE, Pseudo(pool.x[: rnd.params.num_items].clone()))
+        pool = await collect(rnd, COLLECT, describe_item(rnd.env), check)
+        await distribute_pool(rnd, DISTRIBUTE, MeanInputs(pool.x[: rnd.params.num_items].clone()))
         return state
 
     @on(COLLECT)
-    def give(self, ctx: ClientContext[FedBRParams], msg: Nothing) -> Pseudo:
-        """Means of random groups."""
-        groups = grouped(ctx.data.train, ctx.params.mean_size, ctx.rng("share"), part_of(ctx.env))
-        return Pseudo(mean_inputs(ctx.data.train, groups, ctx.env.shape))
+    def share_items(self, ctx: ClientContext[FedBRParams], msg: Nothing) -> MeanInputs:
+        """Shares the means of random groups of examples."""
+        groups = sample_groups(ctx.data.train, ctx.params.mean_size, ctx.rng("share"), compute_client_limit(ctx.env))
+        return MeanInputs(average_inputs(ctx.data.train, groups, ctx.env.shape))
 
     @on(DISTRIBUTE)
-    def keep(self, ctx: ClientContext[FedBRParams], msg: Pseudo) -> Nothing:
-        """Keeps the pool."""
+    def store_pool(self, ctx: ClientContext[FedBRParams], msg: MeanInputs) -> Nothing:
+        """Stores the pool."""
         ctx.store.put(POOL, msg)
         return Nothing()
 
     def fit(self, ctx: ClientContext[FedBRParams], msg: Global) -> Update:
-        """Trains model and projector, and keeps the projector; without a pool, plain FedAvg."""
-        pool = ctx.store.get(POOL, Pseudo)
+        """Trains model and projector, and stores the projector; without a pool, plain FedAvg."""
+        pool = ctx.store.get(POOL, MeanInputs)
         if _is_fedavg(ctx.params) or pool is None or not len(pool.x):
             return super().fit(ctx, msg)
         model, received = ctx.model(), ctx.model()
         load(model, msg.weights)
         load(received, msg.weights)
-        projector = self._projector(ctx, require_stages(model, self.name).classifier.in_features)
-        loss = Debiasing(
+        projector = self._load_projector(ctx, require_stages(model, self.name).classifier.in_features)
+        loss = DebiasedLoss(
             ctx.params,
             received,
             projector,
-            optimizer_of(ctx.env.train, projector, ctx.learning_rate()),
+            build_optimizer(ctx.env.train, projector, ctx.learning_rate()),
             pool=pool.x,
             num_classes=ctx.env.num_classes,
             rng=ctx.rng("pseudo"),
         )
         report = ctx.train(model, loss)
-        ctx.store.put(_PROJECTOR, Kept(read_tensors(projector)))
+        ctx.store.put(_PROJECTOR, StoredProjector(read_tensors(projector)))
         return Update(**release_update(ctx, model, report))
 
-    def _projector(self, ctx: ClientContext[FedBRParams], features: int) -> nn.Module:
-        projector = ctx.env.build("fedbr-projector", lambda: projector_for(features)).to(ctx.device)
-        kept = ctx.store.get(_PROJECTOR, Kept)
+    def _load_projector(self, ctx: ClientContext[FedBRParams], features: int) -> nn.Module:
+        projector = ctx.env.build("fedbr-projector", lambda: build_projector(features)).to(ctx.device)
+        kept = ctx.store.get(_PROJECTOR, StoredProjector)
         if kept is not None:
             load(projector, kept.weights)
         return projector
 
-    def shared(self, state: Global, clients: Sequence[PastClient]) -> SharedItems | None:
-        """The pool, as any client keeps it; what the server did not keep is nowhere."""
-        pools = found_again(clients, Pseudo)
+    def collect_shared_items(self, state: Global, clients: Sequence[PastClient]) -> SharedItems | None:
+        """The pool, from the first client that has it; means outside the pool were not kept anywhere."""
+        pools = find_stored_pools(clients, MeanInputs)
         return SharedItems(pools[0].x) if pools else None
 
-    def view(self, env: Env[FedBRParams], weights: Tensors, device: torch.device) -> View:
-        """Means of groups; there is nothing of a model in them."""
-        return view_of_means(env.params.mean_size, part_of(env))
+    def build_view(self, env: Env[FedBRParams], weights: Tensors, device: torch.device) -> View:
+        """Means of groups, which depend on no model."""
+        return build_view_of_means(env.params.mean_size, compute_client_limit(env))
 
     def cost(self, shapes: Shapes[FedBRParams]) -> Cost:
-        """FedAvg's, and once some means up from every client and the pool down to every client."""
+        """FedAvg's, plus once some means up from every client and the pool down to every client."""
         env, cost = shapes.env, super().cost(shapes)
         if _is_fedavg(env.params):
             return cost
-        size, most = layout_of(env).size_bytes, part_of(env)
-        sent = sum(num_groups(n, env.params.mean_size, most) for n in shapes.num_examples)
+        size, limit = describe_item(env).size_bytes, compute_client_limit(env)
+        sent = sum(count_groups(n, env.params.mean_size, limit) for n in shapes.num_examples)
         kept = min(sent, env.params.num_items)
         return cost.add("up", Kind.MEAN_SAMPLES, sent * size).add(
             "down", Kind.MEAN_SAMPLES, kept * size * env.num_clients

@@ -19,14 +19,14 @@ from fedrpc.training.losses import cross_entropy
 _EPS = 1e-8  # a constant feature has no variance to divide by
 
 
-def decorrelation(features: Tensor) -> Tensor:
+def decorrelation_loss(features: Tensor) -> Tensor:
     """Mean squared off-diagonal entry of Z'Z over the batch size, Z standardised by batch; 0 for one example."""
     n, d = features.shape
     if n == 1 or d == 1:
         return features.new_zeros(())
     z = features - features.mean(dim=0)
     z = z / torch.sqrt(z.var(dim=0) + _EPS)
-    # Z'Z and ZZ' have the same sum of squares, and the smaller is quicker: with 8,448 features of 32 examples, by far.
+    # Z'Z and ZZ' have the same sum of squares; the smaller is faster, by far with 8,448 features of 32 examples.
     total = (z @ z.T if n < d else z.T @ z).square().sum()
     diagonal = z.square().sum(dim=0).square().sum()
     return (total - diagonal) / (d * (d - 1)) / n
@@ -35,7 +35,7 @@ def decorrelation(features: Tensor) -> Tensor:
 class FedDecorrParams(Params):
     """The paper's value."""
 
-    beta: float = Field(0.1, ge=0)
+    beta: float = Field(0.1, ge=0, description="weight of the penalty")
 
 
 @register
@@ -43,7 +43,7 @@ class FedDecorr(FedAvg[FedDecorrParams]):
     """FedAvg with decorrelated features."""
 
     name = "feddecorr"
-    dp_sgd = refused("the penalty couples the examples of a batch, so there is no gradient of one example")
+    dp_sgd = refused("the penalty couples the examples of a batch, so there are no per-example gradients")
 
     def build_loss(self, ctx: ClientContext[FedDecorrParams], msg: Global) -> Loss:
         """Cross-entropy plus the penalty on the penultimate features."""
@@ -54,6 +54,6 @@ class FedDecorr(FedAvg[FedDecorrParams]):
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             parts = require_stages(model, "feddecorr")
             features = parts.features(x)
-            return F.cross_entropy(parts.classifier(features), y) + beta * decorrelation(features)
+            return F.cross_entropy(parts.classifier(features), y) + beta * decorrelation_loss(features)
 
         return loss

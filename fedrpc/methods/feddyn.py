@@ -22,7 +22,7 @@ from pydantic import Field
 
 from fedrpc.methods.blocks.updates import release_update, train_cohort, weigh_equally
 from fedrpc.methods.fedavg import FedAvg, Global, Update, check_update
-from fedrpc.methods.fedprox import pull
+from fedrpc.methods.fedprox import add_proximal_gradient
 from fedrpc.methods.method import ClientContext, Cost, Env, Method, Params, Phase, Round, Shapes, allowed, on, register
 from fedrpc.models.state import load, read_tensors
 from fedrpc.training.losses import cross_entropy
@@ -97,7 +97,7 @@ class FedDyn(Method[State, FedDynParams]):
         h = kept.h if kept else {name: torch.zeros_like(received[name]) for name in learned}
         # - h + alpha (theta - received) is a pull towards received + h / alpha.
         anchor = {name: (received[name] + h[name] / alpha).to(ctx.device) for name in learned}
-        report = ctx.train(model, cross_entropy, on_grad=lambda model: pull(model, anchor, alpha))
+        report = ctx.train(model, cross_entropy, on_grad=lambda model: add_proximal_gradient(model, anchor, alpha))
         update = release_update(ctx, model, report)
         moved = {name: update["weights"][name] - received[name] for name in learned}
         ctx.store.put("gradient", Gradient({name: h[name] - alpha * moved[name] for name in learned}))

@@ -17,15 +17,15 @@ from fedrpc.methods.method import ClientContext, Loss, Params, refused, register
 from fedrpc.training.losses import cross_entropy
 
 
-def margins(counts: Tensor, tau: float) -> Tensor:
-    """What is taken from each logit: tau n^(-1/4); a class that the client lacks is never a target, so it is masked."""
+def compute_margins(counts: Tensor, tau: float) -> Tensor:
+    """The margin of each class: tau n^(-1/4), or infinite where the client has no example to be a target."""
     return torch.where(counts > 0, tau * counts.double().clamp(min=1) ** -0.25, math.inf).float()
 
 
 class FedLCParams(Params):
     """FLea's grid is 0.1 to 1, its script has 1."""
 
-    tau: float = Field(1.0, ge=0)
+    tau: float = Field(1.0, ge=0, description="scale of the margins")
 
 
 @register
@@ -33,14 +33,14 @@ class FedLC(FedAvg[FedLCParams]):
     """FedAvg with calibrated logits."""
 
     name = "fedlc"
-    dp_sgd = refused("margins come from a client's class counts, so that one record moves every example's gradient")
+    dp_sgd = refused("margins depend on a client's class counts, so one record changes the gradient of every example")
 
     def build_loss(self, ctx: ClientContext[FedLCParams], msg: Global) -> Loss:
-        """Cross-entropy on calibrated logits; margins are for training only."""
+        """Cross-entropy on calibrated logits; margins are used in training only."""
         if ctx.params.tau == 0:
             return cross_entropy
         counts = torch.bincount(ctx.data.train.y, minlength=ctx.data.num_classes)
-        margin = margins(counts, ctx.params.tau).to(ctx.device)
+        margin = compute_margins(counts, ctx.params.tau).to(ctx.device)
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(model(x) - margin, y)

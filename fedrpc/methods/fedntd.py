@@ -1,4 +1,4 @@
-"""FedNTD (Lee et al., 2022): FedAvg that distils the received model's view of the not-true classes.
+"""FedNTD (Lee et al., 2022): FedAvg that distils the received model's predictions for the not-true classes.
 
 Departs from the paper: nothing.
 """
@@ -16,24 +16,24 @@ from fedrpc.models.state import load
 from fedrpc.training.losses import cross_entropy
 
 
-def not_true(logits: Tensor, y: Tensor) -> Tensor:
+def drop_true_class(logits: Tensor, y: Tensor) -> Tensor:
     """The logits without the true class's column."""
     keep = torch.ones_like(logits, dtype=torch.bool).scatter_(1, y[:, None], value=False)
     return logits[keep].view(len(logits), -1)
 
 
-def not_true_distillation(student: Tensor, teacher: Tensor, y: Tensor, tau: float) -> Tensor:
+def not_true_distillation_loss(student: Tensor, teacher: Tensor, y: Tensor, tau: float) -> Tensor:
     """tau^2 KL(teacher || student) over the not-true classes, mean over the batch."""
-    log_student = F.log_softmax(not_true(student, y) / tau, dim=1)
-    log_teacher = F.log_softmax(not_true(teacher, y) / tau, dim=1)
+    log_student = F.log_softmax(drop_true_class(student, y) / tau, dim=1)
+    log_teacher = F.log_softmax(drop_true_class(teacher, y) / tau, dim=1)
     return tau**2 * F.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True)
 
 
 class FedNTDParams(Params):
     """The values of the authors' configuration."""
 
-    beta: float = Field(1.0, ge=0)
-    tau: float = Field(1.0, gt=0)
+    beta: float = Field(1.0, ge=0, description="weight of the distillation")
+    tau: float = Field(1.0, gt=0, description="temperature of the distillation")
 
 
 @register
@@ -56,6 +56,6 @@ class FedNTD(FedAvg[FedNTDParams]):
             logits = model(x)
             with torch.no_grad():
                 wanted = teacher(x)
-            return F.cross_entropy(logits, y) + beta * not_true_distillation(logits, wanted, y, tau)
+            return F.cross_entropy(logits, y) + beta * not_true_distillation_loss(logits, wanted, y, tau)
 
         return loss

@@ -3,8 +3,8 @@
 It is a variational auto-encoder with a classifier on its latent vector: encoder, both heads, classifier and decoder are
 trained on cross-entropy plus `lam` times divergence and reconstruction, and all of them travel and are averaged.
 
-Departs from the paper: nothing. Where it is silent, `blocks/vae.py` says what the terms are. The configured network
-must be `dpms`: encoder, latent mean and classifier, which FedAvg and all others can run on, to compare like with like.
+Departs from the paper: nothing. Where the paper is silent, `blocks/vae.py` defines the terms. The configured network
+must be `dpms`: encoder, latent mean and classifier, on which all other methods can run too, for a fair comparison.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class FedVae(FedAvg[FedVaeParams]):
     dp_sgd = allowed()
 
     def network(self, build: Callable[[], nn.Module]) -> nn.Module:
-        """The configured network with a decoder and the head of the log-variance."""
+        """The configured network with a decoder and a log-variance head."""
         return Vae(require_latent(build(), self.name))
 
     def check(self, env: Env[FedVaeParams]) -> None:
-        """Refuses data without a range."""
+        """Refuses data without bounds."""
         Pixels.of(env, self.name)
 
     def build_loss(self, ctx: ClientContext[FedVaeParams], msg: Global) -> Loss:

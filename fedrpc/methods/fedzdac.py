@@ -1,13 +1,13 @@
-"""Fed-ZDAC (Hao et al., 2021): clients invert the received model and train on their own data and on what that gives.
+"""Fed-ZDAC (Hao et al., 2021): clients invert the received model and train on real and synthetic data.
 
-Departs from the paper: nothing. Where it is silent:
-- Data is made from round `t_start` on, 80 as in its Figure 5, in every round anew; 64 inputs of each class, all classes
-  alike, whatever the client has. `blocks/zero_shot.py` says the rest of how they are made.
-- Real and made examples are shuffled together; an epoch goes through all of both.
+Departs from the paper: nothing. Where the paper is silent:
+- Data is synthesised in every round from `t_start` on, 80 as in its Figure 5: 64 inputs of every class, whatever
+  classes the client has. `blocks/zero_shot.py` has the details.
+- Real and synthetic examples are shuffled together; an epoch goes through all of them.
 - The mean is uniform ("a simple arithmetic mean") over the clients that trained on anything.
 
 Its claim of (0, delta) differential privacy is no guarantee, and none is reported: records and summary have the real
-fraction, which delta can not be below, and `formal_dp` "none" with the reason.
+fraction, which is a lower bound of delta, and `formal_dp` "none" with the reason.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from fedrpc.methods.blocks.zero_shot import (
     REPORTED,
     EqualUpdate,
     ZeroShotParams,
-    inversion,
-    privacy_record,
+    build_privacy_record,
     require_statistics,
+    start_inversion,
 )
 from fedrpc.methods.fedavg import FedAvg, Global
 from fedrpc.methods.method import ClientContext, Env, Round, on, register
-from fedrpc.methods.tools import Reported
+from fedrpc.methods.tools import ReportedValue
 from fedrpc.models.state import load
 
 
 @register
 class FedZdac(FedAvg[ZeroShotParams]):
-    """FedAvg with a uniform mean, whose clients add made data to their own."""
+    """FedAvg with a uniform mean, whose clients add synthetic data to their own."""
 
     name = "fedzdac"
     dp_sgd = REFUSES_DP_SGD
@@ -44,26 +44,28 @@ class FedZdac(FedAvg[ZeroShotParams]):
         """Refuses networks without BatchNorm."""
         require_statistics(self.name, env.model())
 
-    def reported(self, params: Any) -> Sequence[Reported]:
-        """How much of the training data was real, and that no guarantee follows from that."""
+    def report_values(self, params: Any) -> Sequence[ReportedValue]:
+        """The real fraction of the training data, and that no guarantee follows from it."""
         return REPORTED
 
     async def round(self, state: Global, rnd: Round[ZeroShotParams]) -> Global:
-        """Asks the cohort to train and takes the mean, each client alike."""
+        """Asks the cohort to train; the next model is the uniform mean."""
         fit = await train_cohort(rnd, FIT, state)
-        rnd.record(**privacy_record(rnd.env, {client: answer.num_examples for client, answer in fit.answers.items()}))
+        rnd.record(
+            **build_privacy_record(rnd.env, {client: answer.num_examples for client, answer in fit.answers.items()})
+        )
         return Global(fit.weights) if fit.clients else state
 
     @on(FIT)
     def fit(self, ctx: ClientContext[ZeroShotParams], msg: Global) -> EqualUpdate:
-        """Trains the received model on own data and, from `t_start` on, on what inverting it gives."""
+        """Trains the received model on own data and, from `t_start` on, on synthetic data from its inversion."""
         model, data = ctx.model(), ctx.data.train
         load(model, msg.weights)
-        if ctx.params.makes(ctx.round):
-            batch = inversion(model, ctx.env, ctx.params, ctx.rng("synthesis"), ctx.device)
+        if ctx.params.generates_in(ctx.round):
+            batch = start_inversion(model, ctx.env, ctx.params, ctx.rng("synthesis"), ctx.device)
             batch.advance(ctx.params.iterations, ctx.check)
-            made = batch.made()
-            if made.usable:
-                data = data + Examples.of(made.x, made.y)
+            synthetic = batch.finish()
+            if synthetic.is_usable:
+                data = data + Examples.of(synthetic.x, synthetic.y)
         report = ctx.train(model, self.build_loss(ctx, msg), data=data)
         return EqualUpdate(**release_update(ctx, model, report))

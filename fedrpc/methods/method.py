@@ -59,7 +59,7 @@ class DpSgdStance:
 
 
 def allowed() -> DpSgdStance:
-    """For a loss that is the mean of one term for each example, where all else that it trains on is not private."""
+    """For a loss that is the mean of one term for each example, and depends on no other private data."""
     return DpSgdStance(True)
 
 
@@ -68,7 +68,7 @@ def refused(reason: str) -> DpSgdStance:
     return DpSgdStance(False, reason)
 
 
-_SILENT = refused("it does not say whether its loss is the mean of one term for each example (dp_sgd)")
+_UNDECLARED = refused("it does not declare whether its loss is the mean of one term for each example (dp_sgd)")
 
 
 class Method(Answering, Generic[State, P]):
@@ -83,19 +83,19 @@ class Method(Answering, Generic[State, P]):
     name: ClassVar[str]
     shares: ClassVar[str] = ""  # what leaves a client beside weights and scalars; shown wherever the method is
     shares_raw_data: ClassVar[bool] = False
-    # Every method says so itself: a subclass with another loss does not inherit it.
-    dp_sgd: ClassVar[DpSgdStance] = _SILENT
+    # Every method declares its own: a subclass, which may have another loss, does not inherit it.
+    dp_sgd: ClassVar[DpSgdStance] = _UNDECLARED
     # Why the server must see each client's own update, not only the aggregate; "" when the aggregate is enough.
     needs_each_update: ClassVar[str] = ""
-    # Why the method has a rule of its own in place of the run's aggregators; "" when it uses `rnd.mean`.
+    # Why the method has its own rule in place of the run's aggregators; "" when it uses `rnd.mean`.
     aggregates_itself: ClassVar[str] = ""
 
     def network(self, build: Callable[[], nn.Module]) -> nn.Module:
-        """The network that travels: the configured one, or what the method makes of it (a projection head)."""
+        """The network that travels: the configured one, or the same with additions (a projection head)."""
         return build()
 
     def check(self, env: Env[P]) -> None:
-        """Optional: raises ConfigError when the method cannot work with this run; called before anybody joins."""
+        """Optional: raises ConfigError when the method cannot work with this run; called before any client joins."""
 
     def init(self, env: Env[P]) -> State:
         """The state before the first round."""
@@ -123,13 +123,13 @@ class Method(Answering, Generic[State, P]):
 
     @classmethod
     def overrides(cls, stage: str) -> bool:
-        """Whether a method has an attribute of this class, such as the optional stage "setup", of its own."""
+        """Whether a method overrides an attribute of this class, such as the optional stage "setup"."""
         return getattr(cls, stage) is not getattr(Method, stage)
 
     @classmethod
     def dp_sgd_stance(cls) -> DpSgdStance:
-        """What the method itself says about DP-SGD; not having said anything is a refusal."""
-        stance: DpSgdStance = vars(cls).get("dp_sgd", _SILENT)
+        """The method's own declaration about DP-SGD; without one it is refused."""
+        stance: DpSgdStance = vars(cls).get("dp_sgd", _UNDECLARED)
         return stance
 
 

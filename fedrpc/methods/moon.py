@@ -1,11 +1,11 @@
-"""MOON (Li et al., CVPR 2021): FedAvg that pulls representations to the received model's, away from its own past.
+"""MOON (Li et al., CVPR 2021): FedAvg with representations near the received model's, far from the previous one's.
 
-Departs from the paper: nothing. Where it is silent, or where others differ:
+Departs from the paper: nothing. Where the paper is silent, or where others differ:
 - A representation is the output of the projection head, two layers that the method puts between the configured
   network's features and a new output layer, so the network is larger than FedAvg's and travels whole.
-- A client that takes part for the first time has no past, and trains on cross-entropy alone; with the received model
-  as its past the term would be the constant log 2, and its gradient zero.
-- The past is the model that this client sent last, whenever that was. It stays in the client's private store.
+- A client that takes part for the first time has no previous model, and trains on cross-entropy alone; with the
+  received model in its place the term would be the constant log 2, and its gradient zero.
+- The previous model is the one that this client sent last, whenever that was. It stays in the client's private store.
 - FedDPMS's code compares class logits; here it is the projection head's outputs, as in the MOON paper.
 """
 
@@ -37,8 +37,8 @@ class Previous:
     weights: Tensors
 
 
-def with_projection(model: nn.Module, width: int = WIDTH) -> nn.Module:
-    """A network whose features go through a projection head, and that into a new output layer."""
+def add_projection(model: nn.Module, width: int = WIDTH) -> nn.Module:
+    """The network with a projection head and a new output layer after its features."""
     parts = require_stages(model, "moon")
     features, classes = parts.classifier.in_features, parts.classifier.out_features
     parts.stages.append(nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, width)))
@@ -46,8 +46,8 @@ def with_projection(model: nn.Module, width: int = WIDTH) -> nn.Module:
     return parts
 
 
-def contrast(z: Tensor, received: Tensor, previous: Tensor, tau: float) -> Tensor:
-    """Minus the log of the share that similarity to the received model has against the past's, mean over the batch."""
+def contrastive_loss(z: Tensor, received: Tensor, previous: Tensor, tau: float) -> Tensor:
+    """-log(e^near / (e^near + e^far)) of the similarities to both models' representations, mean over the batch."""
     near, far = F.cosine_similarity(z, received), F.cosine_similarity(z, previous)
     return F.softplus((far - near) / tau).mean()
 
@@ -55,7 +55,7 @@ def contrast(z: Tensor, received: Tensor, previous: Tensor, tau: float) -> Tenso
 class MoonParams(Params):
     """The paper's temperature; FedDPMS tunes mu among 1, 5 and 10."""
 
-    mu: float = Field(5.0, ge=0, description="weight of the contrast")
+    mu: float = Field(5.0, ge=0, description="weight of the contrastive term")
     tau: float = Field(0.5, gt=0, description="temperature of the similarities")
 
 
@@ -63,9 +63,9 @@ class MoonParams(Params):
 class Moon(FedAvg[MoonParams]):
     """FedAvg with a model-contrastive term.
 
-    DP-SGD is allowed. Cross-entropy and contrast are means of one term for each example; the two frozen models are the
-    received one and the one that this client sent last, which private training has covered already. So the gradient of
-    an example depends on no other example but through what was released, and the rounds compose.
+    DP-SGD is allowed. Cross-entropy and the contrastive term are means of one term for each example; the two frozen
+    models are the received one and the one that this client sent last, which private training covers already. So an
+    example's gradient depends on other examples only through releases, and rounds compose.
     """
 
     name = "moon"
@@ -73,36 +73,36 @@ class Moon(FedAvg[MoonParams]):
 
     def network(self, build: Callable[[], nn.Module]) -> nn.Module:
         """The configured network with a projection head before its output layer."""
-        return with_projection(build())
+        return add_projection(build())
 
     @on(FIT)
     def fit(self, ctx: ClientContext[MoonParams], msg: Global) -> Update:
-        """Trains the received model and keeps the result for the next time."""
+        """Trains the received model, and stores the result for the client's next round."""
         update = super().fit(ctx, msg)
         if ctx.params.mu:
             ctx.store.put(PREVIOUS, Previous(update.weights))
         return update
 
     def build_loss(self, ctx: ClientContext[MoonParams], msg: Global) -> Loss:
-        """Cross-entropy plus the contrast of representations, once there is a past."""
+        """Cross-entropy plus the contrastive term, once the client has a previous model."""
         mu, tau = ctx.params.mu, ctx.params.tau
         kept = ctx.store.get(PREVIOUS, Previous)
         if not mu or kept is None:
             return cross_entropy
-        received, previous = _frozen(ctx, msg.weights), _frozen(ctx, kept.weights)
+        received, previous = _load_frozen(ctx, msg.weights), _load_frozen(ctx, kept.weights)
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             parts = require_stages(model, self.name)
             z = parts.features(x)
             with torch.no_grad():
                 anchors = received.features(x), previous.features(x)
-            total: Tensor = F.cross_entropy(parts.classifier(z), y) + mu * contrast(z, *anchors, tau)
+            total: Tensor = F.cross_entropy(parts.classifier(z), y) + mu * contrastive_loss(z, *anchors, tau)
             return total
 
         return loss
 
 
-def _frozen(ctx: ClientContext[MoonParams], weights: Tensors) -> Model:
+def _load_frozen(ctx: ClientContext[MoonParams], weights: Tensors) -> Model:
     model = require_stages(ctx.model().eval().requires_grad_(False), Moon.name)
     load(model, weights)
     return model

@@ -31,10 +31,10 @@ class Phase(Generic[Down, Up]):
         down: The message that asks.
         up: The message that answers.
         same: Fields of the answer whose tensors must have the names, shapes and dtypes of the question's field of that
-            name, or pairs of both names where they differ. An answer that has not, or has NaN or infinity outside its
+            name, or pairs of both names where they differ. An answer without them, or with NaN or infinity outside its
             scalars, counts as missing.
-        check: Called with question and answer; raises ValueError when the answer makes no sense (labels out of range),
-            and the client counts as missing: no client's answer may hurt the others.
+        check: Called with question and answer; raises ValueError when the answer is invalid (labels out of range). The
+            client then counts as missing: no client's answer may harm the others.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Phase(Generic[Down, Up]):
         for pair in self.same_fields.items():
             for cls, name in zip((self.up, self.down), pair, strict=True):
                 if name not in {f.name for f in fields(cls)}:
-                    raise TypeError(f"phase '{self.name}': {cls.__name__} has no field '{name}' to hold 'same'")
+                    raise TypeError(f"phase '{self.name}': {cls.__name__} has no field '{name}', which 'same' names")
 
     @property
     def same_fields(self) -> dict[str, str]:
@@ -85,8 +85,8 @@ class Params(BaseModel):
 class Answering:
     """A class whose functions marked with `@on` answer phases on the client: a method, or an aggregator."""
 
-    Params: ClassVar[type[Params]] = Params  # follows from the type arguments of the class
-    phases: ClassVar[dict[str, tuple[Phase[Any, Any], str]]] = {}  # by name, with the attribute that answers
+    Params: ClassVar[type[Params]] = Params  # set from the type arguments of the class
+    phases: ClassVar[dict[str, tuple[Phase[Any, Any], str]]] = {}  # by name, with the name of the answering function
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -99,11 +99,9 @@ class Answering:
             if phase is None:
                 continue
             if phase.name in RESERVED_PHASES:
-                raise TypeError(f"{cls.__name__}: the phase name '{phase.name}' is the coordinator's own")
+                raise TypeError(f"{cls.__name__}: the phase name '{phase.name}' is reserved for the coordinator")
             if any(field.kind == Kind.ENVELOPE for field in fields(phase.up)):
-                raise TypeError(
-                    f"{cls.__name__}: phase '{phase.name}' answers with text, which no privacy row would account for"
-                )
+                raise TypeError(f"{cls.__name__}: phase '{phase.name}' answers with text, which has no privacy row")
             found[phase.name] = (phase, attribute)
         cls.phases = found
 

@@ -1,12 +1,12 @@
 """q-FFL by q-FedAvg (Li et al., 2020): clients with a higher loss move the global model more.
 
 Departs from the paper:
-- Sent are the trained model and the loss; the server makes Delta and h of them, so that q stays with it.
-- BatchNorm's buffers have no gradient: they are averaged, each client alike, and are outside the squared norm.
-- 1e-10 is added to every loss, as in its authors' code. Powers of losses have a common scale, which the quotient does
-  not see: neither q = 50 nor a loss of 0 overflows.
+- Clients send the trained model and the loss; the server computes Delta and h from them, so clients need not know q.
+- BatchNorm's buffers have no gradient: they are averaged uniformly, and are not part of the squared norm.
+- 1e-10 is added to every loss, as in its authors' code. Powers of losses have a common scale, which
+  cancels in the quotient: neither q = 50 nor a loss of 0 overflows.
 
-q depends on the data and must be swept; 1 is only where to begin.
+q depends on the data and must be swept; 1 is only a start.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ FIT = Phase("fit", Global, FairUpdate, same=("weights",), check=_check)
 
 
 class FairStep:
-    """The step of q-FedAvg, a client at a time: start - sum of Delta / sum of h.
+    """The step of q-FedAvg, one client at a time: start - sum of Delta / sum of h.
 
     Args:
         start: The model that clients began with.
-        learned: Names of the parameters; all other tensors are buffers.
-        q: How much fairness counts.
+        parameters: Names of the parameters; all other tensors are buffers.
+        q: The weight of fairness.
         lipschitz: L, one over the clients' learning rate.
     """
 
-    def __init__(self, start: Tensors, learned: Collection[str], *, q: float, lipschitz: float) -> None:
-        self._start = {name: start[name].double() for name in learned}
-        self._dtypes = {name: start[name].dtype for name in learned}
+    def __init__(self, start: Tensors, parameters: Collection[str], *, q: float, lipschitz: float) -> None:
+        self._start = {name: start[name].double() for name in parameters}
+        self._dtypes = {name: start[name].dtype for name in parameters}
         self._q, self._lipschitz = q, lipschitz
         self._scale = -math.inf  # the log of the largest F^q so far, by which both sums are divided
         self._delta: Tensors = {}
@@ -69,7 +69,7 @@ class FairStep:
     def add(self, weights: Tensors, loss: float) -> None:
         """Adds one client's model and its loss before training."""
         log_loss = math.log(loss + _LEAST_LOSS)
-        share = self._share(self._q * log_loss)
+        share = self._rescale(self._q * log_loss)
         step = {name: self._lipschitz * (value - weights[name].double()) for name, value in self._start.items()}
         norm2 = sum(float(tensor.square().sum()) for tensor in step.values())
         self._h += share * (self._q * norm2 * math.exp(-log_loss) + self._lipschitz)
@@ -77,8 +77,8 @@ class FairStep:
             self._delta[name] = self._delta[name].add_(tensor, alpha=share) if name in self._delta else tensor * share
         self._buffers.add({name: value for name, value in weights.items() if name not in self._start}, 1.0)
 
-    def _share(self, log_power: float) -> float:
-        """F^q over the largest one; what was summed so far is brought to that scale."""
+    def _rescale(self, log_power: float) -> float:
+        """F^q over the largest one; brings the sums so far to that scale."""
         if log_power > self._scale:
             shrink = math.exp(self._scale - log_power)
             self._scale = log_power
@@ -91,7 +91,7 @@ class FairStep:
     def value(self) -> Tensors:
         """The new model, in the dtypes and the order of the old one."""
         if not self._h:
-            raise QuorumError("no client that answered had any training data, so there is no step to make")
+            raise QuorumError("no client that answered had any training data, so there is no step to take")
         moved: dict[str, Tensor] = {
             name: (value - self._delta[name] / self._h).to(self._dtypes[name]) for name, value in self._start.items()
         }
@@ -100,32 +100,32 @@ class FairStep:
 
 
 class QFflParams(Params):
-    """The Fed-ZDA paper does not say its q; 0.1, 1 and 5 are what to sweep."""
+    """The Fed-ZDA paper does not give its q; sweep 0.1, 1 and 5."""
 
     q: float = Field(1.0, ge=0, description="0 is the uniform mean; more is fairer")
 
 
 @register
 class QFfl(FedAvg[QFflParams]):
-    """FedAvg's clients, who also say how they fared, and a step that favours those who fared badly."""
+    """FedAvg's clients, which also report a loss, and a step that favours clients with a high one."""
 
     name = "qffl"
     needs_each_update = aggregates_itself = "its step weighs each client's own update by its loss"
-    dp_sgd = refused("the loss of the received model leaves a client without noise, and steers what it is sent next")
+    dp_sgd = refused("the loss of the received model leaves a client without noise, and changes the next model")
 
     def check(self, env: Env[QFflParams]) -> None:
-        """Refuses optimizers whose steps are no gradient times the learning rate."""
+        """Refuses optimizers whose steps are not the gradient times the learning rate."""
         if env.params.q and (env.train.optimizer != "sgd" or env.train.momentum):
             raise ConfigError(
-                "qffl takes one over the learning rate for the smoothness of the loss, which holds for plain SGD only, "
+                "qffl uses one over the learning rate as the smoothness of the loss, which holds for plain SGD only, "
                 f"got {env.train.optimizer} with momentum {env.train.momentum:g}; "
                 "set train.optimizer=sgd and train.momentum=0"
             )
 
     async def round(self, state: Global, rnd: Round[QFflParams]) -> Global:
-        """Asks the cohort to train and makes the step."""
-        learned = [name for name, _ in rnd.model().named_parameters()]
-        step = FairStep(state.weights, learned, q=rnd.params.q, lipschitz=1 / rnd.learning_rate())
+        """Asks the cohort to train and takes the step."""
+        parameters = [name for name, _ in rnd.model().named_parameters()]
+        step = FairStep(state.weights, parameters, q=rnd.params.q, lipschitz=1 / rnd.learning_rate())
         losses, before = {}, {}
         async for reply in rnd.ask(FIT, state):
             update = reply.body
@@ -140,14 +140,14 @@ class QFfl(FedAvg[QFflParams]):
 
     @on(FIT)
     def fit(self, ctx: ClientContext[QFflParams], msg: Global) -> FairUpdate:
-        """Judges the received model on own training data, then trains it."""
+        """Evaluates the received model on the client's training data, then trains it."""
         model = ctx.model()
         load(model, msg.weights)
         batches = ctx.data.train.batches(BATCH_SIZE)
-        judged = evaluate(model, batches, num_classes=ctx.data.num_classes, device=ctx.device)
+        evaluation = evaluate(model, batches, num_classes=ctx.data.num_classes, device=ctx.device)
         update = super().fit(ctx, msg)
-        return FairUpdate(**vars(update), loss=judged.loss or 0.0)
+        return FairUpdate(**vars(update), loss=evaluation.loss or 0.0)
 
     def cost(self, shapes: Shapes[QFflParams]) -> Cost:
-        """FedAvg's, and one more scalar up for each participation."""
+        """FedAvg's, plus one more scalar up for each participation."""
         return super().cost(shapes).add("up", Kind.SCALARS, 8 * shapes.num_asked)

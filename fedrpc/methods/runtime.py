@@ -26,7 +26,7 @@ SETUP_ROUND = -1
 
 @dataclass(frozen=True)
 class Env(Generic[P_co]):
-    """What a method may know of the run, on either side."""
+    """What a method may know about the run, on either side."""
 
     params: P_co
     num_clients: int
@@ -36,17 +36,17 @@ class Env(Generic[P_co]):
     train: TrainConfig
     model: Callable[[], nn.Module]  # a fresh copy of the run's network, always with the same initial weights
     build: Callable[[str, Callable[[], nn.Module]], nn.Module]  # any other network, with initial weights by purpose
-    num_examples: Callable[[], Sequence[int]]  # training examples of every client; the first call computes the split
+    num_examples: Callable[[], Sequence[int]]  # of every client's training data; the first call computes the partition
     bounds: tuple[Tensor, Tensor] | None  # the least and the greatest value of an input, by channel; None for signals
 
 
 @dataclass(frozen=True)
 class Aggregate(Generic[Up]):
-    """What `Round.mean` made of a phase's answers.
+    """The result of `Round.mean`.
 
     Attributes:
-        answers: By client in cohort order, without the fields that only count in the mean.
-        averaged: The means, by field.
+        answers: By client in cohort order, without the aggregated fields.
+        averaged: The aggregates, by field.
     """
 
     answers: Mapping[ClientId, Up]
@@ -54,12 +54,12 @@ class Aggregate(Generic[Up]):
 
     @property
     def clients(self) -> list[ClientId]:
-        """Who answered. Nobody did when all abstained, their privacy budget being spent: keep the state then."""
+        """The clients that answered. Empty when all abstained (their privacy budget is spent): keep the state then."""
         return list(self.answers)
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """The mean of the field `weights`."""
+        """The aggregate of the field `weights`."""
         return self.averaged["weights"]
 
 
@@ -69,8 +69,8 @@ class Round(Protocol[P_co]):
     index: int
     cohort: Sequence[ClientId]
     device: torch.device
-    missing: Mapping[ClientId, str]  # who did not answer the last question, and why
-    answered: set[ClientId]  # who gave at least one answer in this round
+    missing: Mapping[ClientId, str]  # clients that did not answer the last question, and why
+    answered: set[ClientId]  # clients with at least one answer in this round
 
     @property
     def env(self) -> Env[P_co]:
@@ -94,8 +94,8 @@ class Round(Protocol[P_co]):
 
         Args:
             check: As in `ask`.
-            each: Called with every whole answer as it is read, for a method that must see each client's own update;
-                such a method says why in `needs_each_update`.
+            each: Called with every complete answer as it is read, for a method that must see each client's own update;
+                such a method gives the reason in `needs_each_update`.
         """
         ...
 
@@ -109,25 +109,28 @@ class Round(Protocol[P_co]):
     ) -> AsyncIterator[Reply[Up]]:
         """Asks the whole cohort (or the clients of a mapping) and yields the answers in cohort order.
 
-        Steps number the questions of one phase in a round, from 0, by themselves.
-        Raises QuorumError when too few answered in time: less than the run's quorum of those asked, or than the one
-        given (0 for a question that the round can do without). The message must not change until the last answer came.
-        A reply's tensors lie in a mapped file: clone what is kept.
+        A phase may be asked several times in a round; its steps are numbered from 0 automatically. The message must not
+        change until the last answer has arrived. A reply's tensors lie in a mapped file: clone what is kept.
 
         Args:
-            check: Checks an answer beside the phase's own check, with what only this round knows.
+            quorum: The least share of the asked clients that must answer, if not the run's; 0 for a question that the
+                round can do without.
+            check: A check of the answers beside the phase's own, for conditions that only this round knows.
+
+        Raises:
+            QuorumError: Too few clients answered in time.
         """
         ...
 
     async def save(self, state: Any) -> None:
-        """Makes a state durable within a long stage; after a crash the stage starts again with this state.
+        """Makes a state durable within a long stage; after a crash the stage continues from this state.
 
         Until a durable point, clients and server keep every answer and every version of a client's store.
         """
         ...
 
     def learning_rate(self) -> float:
-        """The clients' rate of this round, after decay."""
+        """The clients' learning rate in this round, after decay."""
         ...
 
     def model(self) -> nn.Module:
@@ -135,22 +138,22 @@ class Round(Protocol[P_co]):
         ...
 
     def rng(self, purpose: str, step: int = 0) -> np.random.Generator:
-        """The stream for a purpose in this round; the same purpose and step give the same stream again."""
+        """The random stream for a purpose in this round; the same purpose and step give the same stream again."""
         ...
 
     async def oracle(self, epochs: int) -> nn.Module:
         """The run's network trained centrally on ALL clients' raw data, which no federated method may know.
 
-        For comparisons alone: this round's record says by itself that the oracle was asked. A method that may ask it
-        says so in `caveat`.
+        For comparisons only: this round's record says automatically that the oracle was used. A method that may use it
+        says so in `describe_caveat`.
         """
         ...
 
     async def compute(self, function: Callable[..., T], *args: Any, keep_memory: bool = False) -> T:
         """Runs heavy work off the event loop.
 
-        With `keep_memory` what the work frees is kept for its own next use and goes back to the system when it is done:
-        for training and other loops, which otherwise spend half their time on fresh pages.
+        With `keep_memory`, freed memory is reused by the work and returned to the system only at its end: for training
+        and other loops, which otherwise spend half their time on fresh pages.
         """
         ...
 
@@ -160,22 +163,22 @@ class Round(Protocol[P_co]):
 
 
 class Memory(Protocol):
-    """What a client remembers, to be read only."""
+    """A client's store, to be read only."""
 
     def get(self, key: str, cls: type[T]) -> T | None:
-        """The message last put under a key."""
+        """The last message stored under a key; None when there is none."""
         ...
 
 
 class Store(Memory, Protocol):
-    """A client's private memory: transactional, survives rounds and restarts, never leaves the client."""
+    """A client's private store: transactional, survives rounds and restarts, never leaves the client."""
 
     def put(self, key: str, message: Any) -> None:
-        """Keeps a message; it counts from when this answer is complete."""
+        """Stores a message; it takes effect when this answer is complete."""
         ...
 
     def delete(self, key: str) -> None:
-        """Forgets a key."""
+        """Deletes a key."""
         ...
 
 
@@ -189,7 +192,7 @@ class ClientContext(Protocol[P_co]):
     data: ClientData
     device: torch.device
     store: Store
-    cache: MutableMapping[str, Any]  # in memory, may be empty at any time: only for what the store can give again
+    cache: MutableMapping[str, Any]  # in memory, may be empty at any time: only for what can be rebuilt from the store
 
     @property
     def env(self) -> Env[P_co]:
@@ -206,7 +209,7 @@ class ClientContext(Protocol[P_co]):
         ...
 
     def rng(self, purpose: str) -> np.random.Generator:
-        """The stream for a purpose, this client and this round."""
+        """The random stream for a purpose, this client and this round."""
         ...
 
     def train(
@@ -221,30 +224,30 @@ class ClientContext(Protocol[P_co]):
     ) -> TrainReport:
         """Trains with the run's optimizer, epochs and batch size; `loss(model, x, y)` is the mean over a batch.
 
-        With `draw`, each epoch sees that many examples, drawn anew.
+        With `draw`, each epoch trains on that many examples, sampled again for each epoch.
         """
         ...
 
     def check(self) -> None:
-        """Raises Cancelled when the server withdrew the task; loops of a method's own call it now and then."""
+        """Raises Cancelled when the server withdrew the task; a method's own loops call it now and then."""
         ...
 
     def abstain(self, reason: str) -> NoReturn:
-        """Ends this answer without one; the client counts neither as an answer nor as a failure."""
+        """Declines to answer; the client then counts neither as an answer nor as a failure."""
         ...
 
     def learning_rate(self) -> float:
-        """The rate of this round, after decay."""
+        """The learning rate in this round, after decay."""
         ...
 
     def release(self, part: str, value: T, mechanism: Mechanism | None) -> T:
-        """A value as it may leave in the part of that name, with what covers it written to its privacy row.
+        """Applies a mechanism to a value that leaves in a part, and writes its guarantee to the privacy row.
 
         Args:
             part: The name of the answer's field, dotted when nested. A part that is not released here gets a row too,
                 without a guarantee.
-            mechanism: What to do and what that promises; with None nothing is done and nothing promised. Parts that
-                share one are one release.
+            mechanism: What to apply and what it guarantees; None for neither. Parts that share a mechanism are one
+                release.
 
         Raises:
             Abstained: It would cost more than is left of the run's privacy budget.
@@ -252,5 +255,5 @@ class ClientContext(Protocol[P_co]):
         ...
 
     def noise(self, purpose: str) -> torch.Generator:
-        """Noise that is drawn by hand: as secret as the run's, the same again for the same question if seeded."""
+        """A generator for a method's own noise: secret if the run's noise is, else the same for the same question."""
         ...

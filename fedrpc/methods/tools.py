@@ -1,4 +1,4 @@
-"""What a method may hand to tools that look at a finished run; who asks for it says so beside its own code."""
+"""What a method may return to tools that open a finished run; each tool's protocol is defined beside the tool."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedrpc.methods.runtime import Memory
 
 @dataclass(frozen=True)
 class PastClient:
-    """One client of a finished run, as a simulator finds it again; an attacker has none of it.
+    """One client of a finished run, as the simulator knows it; an attacker has none of it.
 
     Args:
-        store: What the client remembers; empty when its store is not here.
-        setup_rng: The streams that it had in set-up, by purpose.
+        store: The client's store; empty when it is not here.
+        setup_rng: The client's random streams in set-up, by purpose.
     """
 
     data: ClientData
@@ -31,7 +31,7 @@ class SharedItems:
     """What a run has shared of clients' data, item by item.
 
     Args:
-        items: One a row, as they travelled; who gave them need not be known.
+        items: One a row, as they travelled; whose they are need not be known.
         labels: The class of each item, or its label distribution; None when none travelled.
     """
 
@@ -41,12 +41,12 @@ class SharedItems:
 
 @dataclass(frozen=True)
 class View:
-    """How a method makes items of clients' inputs.
+    """How a method turns clients' inputs into shared items.
 
     Args:
         show: Turns groups of normalised inputs, (n, group_size, *shape), into n items as they travel.
-        sources: Positions of the training examples behind the items that a client gave, one row of `group_size` each,
-            in the order in which it showed them; there may be more than it gave.
+        sources: Positions of the training examples behind the items that a client shared, one row of `group_size`
+            each, in the order of its items; there may be more rows than items.
         group_size: Inputs behind one item.
     """
 
@@ -60,9 +60,9 @@ class Pictures:
     """Images that a finished run can show, in the range of its data.
 
     Attributes:
-        samples: Fresh ones by row of a contact sheet, as many in each.
-        progress: The same, as training went on.
-        given: Those that clients were given, with their labels.
+        samples: Fresh images by row of a contact sheet, the same number in each.
+        progress: The same at points of the training.
+        given: The images that clients trained on, with their labels.
     """
 
     samples: Mapping[str, Tensor]
@@ -71,18 +71,18 @@ class Pictures:
 
 
 @dataclass(frozen=True)
-class Reported:
-    """A recorded figure that must be seen when a run ends: in summary.json, in the table and on the page.
+class ReportedValue:
+    """A recorded value that is shown when a run ends: in summary.json, in the table and on the page.
 
-    Told is its newest value in the records; of a mapping, the newest of each key.
+    The latest recorded value is shown; for a mapping, the latest of each key.
 
     Attributes:
-        record: Its name in the records, with dots into what it holds ("latent_privacy.rows").
-        words: Its name for people, in few words.
-        about: What it is; of a claim, whose.
-        why: The name, like `record`, of what says why it is so or when it holds.
-        spread: Tell mean, least and greatest of all the numbers in it.
-        columns: Of rows (a list or a mapping of mappings), headings of what is told; "key" is a mapping's key.
+        record: Its name in the records, with dots into nested values ("latent_privacy.rows").
+        words: A short name for people.
+        about: What it is; for a claim, whose.
+        why: The name, like `record`, of the recorded reason or condition.
+        spread: Show mean, least and greatest of all its numbers.
+        columns: For rows (a list or a mapping of mappings), the headings of the columns to show; "key" is the key.
     """
 
     record: str

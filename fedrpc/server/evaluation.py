@@ -34,11 +34,11 @@ class Evaluator:
     def __init__(self, problem: Problem, device: torch.device) -> None:
         self._problem, self._device = problem, device
         self._network: nn.Module | None = None
-        self._test = problem.external_test()
+        self._test = problem.load_external_test()
 
     def _load(self, weights: Tensors) -> nn.Module:
         if self._network is None:
-            self._network = self._problem.network().to(self._device)
+            self._network = self._problem.copy_network().to(self._device)
         load(self._network, weights)
         return self._network
 

@@ -35,7 +35,7 @@ from fedrpc.process import keeping_freed_memory
 from fedrpc.seeds import derive
 from fedrpc.server.mailbox import Mailbox, Missing, Question, Task
 from fedrpc.server.spool import Spool, Spooled, read_reply
-from fedrpc.training.loop import learning_rate
+from fedrpc.training.loop import compute_learning_rate
 from fedrpc.wire.codec import check_finite, decode_parts, read_layout
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, averaged_fields, unflatten
@@ -113,7 +113,7 @@ class ServerRound:
 
     def model(self) -> nn.Module:
         """A fresh copy of the run's network."""
-        return self._server.problem.network().to(self.device)
+        return self._server.problem.copy_network().to(self.device)
 
     def rng(self, purpose: str, step: int = 0) -> np.random.Generator:
         """The stream for a purpose in this round."""
@@ -121,7 +121,7 @@ class ServerRound:
 
     def learning_rate(self) -> float:
         """The clients' rate of this round, after decay."""
-        return learning_rate(self.env.train, self.index)
+        return compute_learning_rate(self.env.train, self.index)
 
     async def compute(self, function: Callable[..., T], *args: Any, keep_memory: bool = False) -> T:
         """Runs heavy work off the event loop."""
@@ -142,7 +142,7 @@ class ServerRound:
                 raise Cancelled("the server is shutting down")
 
         try:
-            return await self.compute(self._server.problem.oracle, epochs, self.device, check, keep_memory=True)
+            return await self.compute(self._server.problem.train_oracle, epochs, self.device, check, keep_memory=True)
         except asyncio.CancelledError:
             stop.set()
             raise

@@ -14,7 +14,7 @@ import fedrpc
 from fedrpc.config import RunConfig
 from fedrpc.methods.cost import Cost, Shapes
 from fedrpc.methods.fedavg import FedAvg
-from fedrpc.methods.tools import Reported
+from fedrpc.methods.tools import ReportedValue
 from fedrpc.metrics import curve
 from fedrpc.metrics.exposure import exposure_matrix, list_movements
 from fedrpc.models.state import count_payload_bytes
@@ -28,7 +28,7 @@ from fedrpc.wire.message import Tensors
 class Reports(Protocol):
     """A method that names recorded values to show when a run ends."""
 
-    def reported(self, params: Any) -> Sequence[Reported]:
+    def report_values(self, params: Any) -> Sequence[ReportedValue]:
         """The values to show for a run with these parameters."""
         ...
 
@@ -37,19 +37,19 @@ class Reports(Protocol):
 class HasCaveat(Protocol):
     """A method with a caveat that is shown with every run of it."""
 
-    def caveat(self, params: Any) -> str:
+    def describe_caveat(self, params: Any) -> str:
         """The caveat for a run with these parameters, or ""."""
         ...
 
 
-def list_reported(method: Any, params: Any) -> Sequence[Reported]:
+def list_reported(method: Any, params: Any) -> Sequence[ReportedValue]:
     """Lists the recorded values that a method wants shown."""
-    return method.reported(params) if isinstance(method, Reports) else ()
+    return method.report_values(params) if isinstance(method, Reports) else ()
 
 
 def get_caveat(method: Any, params: Any) -> str:
     """Returns the method's caveat for these parameters, or ""."""
-    return method.caveat(params) if isinstance(method, HasCaveat) else ""
+    return method.describe_caveat(params) if isinstance(method, HasCaveat) else ""
 
 
 # The latest recorded value of each goes into the summary.
@@ -80,7 +80,7 @@ def build_shapes(problem: Problem, weights: Tensors, cohorts: Sequence[Sequence[
 
 def compute_fedavg_cost(problem: Problem, shapes: Shapes) -> Cost:
     """Computes FedAvg's cost with the configured network, without parts that a method added to it."""
-    return FedAvg().cost(dataclasses.replace(shapes, weights_bytes=problem.base_bytes()))
+    return FedAvg().cost(dataclasses.replace(shapes, weights_bytes=problem.base_bytes))
 
 
 def summarise_accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -112,7 +112,9 @@ def predict_cost(problem: Problem, shapes: Shapes) -> Cost:
     return total
 
 
-def collect_reported(wanted: Sequence[Reported], records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def collect_reported(
+    wanted: Sequence[ReportedValue], records: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
     """Collects the values that a method wants shown, by their names in the records; unrecorded ones are left out."""
     values = {}
     for item in wanted:

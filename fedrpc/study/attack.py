@@ -48,11 +48,11 @@ Progress = Callable[[str, int, int], None]  # the step that begins, its number, 
 class SharesItems(Protocol):
     """A method that shares items made of single clients' data, which attacks can look at after a run."""
 
-    def shared(self, state: Any, clients: Sequence[PastClient]) -> SharedItems | None:
+    def collect_shared_items(self, state: Any, clients: Sequence[PastClient]) -> SharedItems | None:
         """What a finished run has shared, from the server's last state or clients' stores; None if nothing."""
         ...
 
-    def view(self, env: Env, weights: Tensors, device: torch.device) -> View:
+    def build_view(self, env: Env, weights: Tensors, device: torch.device) -> View:
         """How inputs become shared items under a model that every party knows."""
         ...
 
@@ -147,7 +147,7 @@ class PastRun:
         folder = self._state_dir / str(client) / str(self.run.summary["run_id"])
         seed = self.config.seed
         return PastClient(
-            self.problem.client_data(client),
+            self.problem.load_client_data(client),
             PastStore(folder),
             lambda purpose: derive(seed, purpose, client, SETUP_ROUND, 0),
         )
@@ -163,7 +163,7 @@ class PastRun:
         if kept is None:
             raise ConfigError(f"{self.run.folder} has no checkpoint, which would hold the shared items; run it again")
         state = stored.loads(type(self.method.init(self.problem.env)), kept.state)
-        found = self.method.shared(state, self.clients)
+        found = self.method.collect_shared_items(state, self.clients)
         if found is None or not len(found.items):
             raise ConfigError(
                 f"nothing to attack: no shared items ({cls.shares}) are in the last state of this {name} run, nor "
@@ -174,7 +174,7 @@ class PastRun:
     def make_view(self, weights: Tensors) -> View:
         """How inputs become items under some weights."""
         assert isinstance(self.method, SharesItems), "find_shared has checked"
-        return self.method.view(self.problem.env, weights, self._device)
+        return self.method.build_view(self.problem.env, weights, self._device)
 
     def recreate_candidates(self, view: View) -> Iterator[Candidate]:
         """Every item that a client may have shared, computed again."""
@@ -185,7 +185,7 @@ class PastRun:
             x, y = past.data.train.batch(positions.reshape(-1))
             groups = x.view(*positions.shape, *x.shape[1:])
             labels = y.view(positions.shape)[:, 0].tolist()
-            where = self.problem.local_indices(client)[0][positions]
+            where = self.problem.split_client_indices(client)[0][positions]
             for item, inputs, origin, label in zip(view.show(groups), groups, where, labels, strict=True):
                 yield Candidate(tracing.digest(item), tuple(origin.tolist()), tracing.digest(inputs), label)
 
@@ -297,7 +297,7 @@ def gather_evidence(
             f"too little auxiliary data: expected {least} examples or more, got {len(aux.inputs)}; raise --aux"
         )
     dataset, normalise = past.problem.dataset, past.config.normalise
-    untrained = past.make_view(read_tensors(past.problem.network()))
+    untrained = past.make_view(read_tensors(past.problem.copy_network()))
     evidence = Evidence(
         items.items[torch.tensor([found.rows[row] for row in chosen])],
         originals,

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedrpc.data.examples import Examples
 from fedrpc.device import choose
 from fedrpc.errors import ConfigError
-from fedrpc.methods.blocks.earlier import earlier_state
+from fedrpc.methods.blocks.earlier import load_earlier_state
 from fedrpc.methods.runtime import Env
 from fedrpc.methods.tools import Pictures
 from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate, iterate_batches
@@ -32,7 +32,7 @@ _COMPARED = 100  # images of each row
 class MakesPictures(Protocol):
     """A method that generates images and can show them after a run."""
 
-    def pictures(self, state: Any, env: Env, count: int, rng: np.random.Generator) -> Pictures | None:
+    def generate_pictures(self, state: Any, env: Env, count: int, rng: np.random.Generator) -> Pictures | None:
         """What it has to show, `count` images in a row; None when there is nothing."""
         ...
 
@@ -66,10 +66,10 @@ def study_generated(run: Run, problem: Problem, oracle_epochs: int) -> Generated
         ConfigError: The run has no images to show.
     """
     pictures = _load_pictures(run, problem)
-    bounds, seed, train = problem.env.bounds, problem.config.seed, problem.pooled_train()
+    bounds, seed, train = problem.env.bounds, problem.config.seed, problem.pool_train_data()
     samples = torch.cat(list(pictures.samples.values()))
     distances, nearest = find_nearest(samples, train, bounds)
-    test = problem.external_test()
+    test = problem.load_external_test()
     take = derive(seed, "pictures-test").permutation(len(test))[: len(samples)]
     held_out, _ = find_nearest(test.batch(take)[0], train, bounds)
     values = {
@@ -86,8 +86,8 @@ def study_generated(run: Run, problem: Problem, oracle_epochs: int) -> Generated
 def _load_pictures(run: Run, problem: Problem) -> Pictures:
     method, env = problem.method, problem.env
     assert isinstance(method, MakesPictures), "the caller has checked"
-    state, _ = earlier_state(run.folder, type(method.init(env)), None)
-    found = method.pictures(state, env, _COMPARED, derive(problem.config.seed, "pictures"))
+    state, _ = load_earlier_state(run.folder, type(method.init(env)), None)
+    found = method.generate_pictures(state, env, _COMPARED, derive(problem.config.seed, "pictures"))
     if found is None:
         raise ConfigError(
             f"the {problem.config.method} run in {run.folder} has no images to show: none were made, or too few were "
@@ -133,10 +133,10 @@ def compare_distances(generated: Tensor, held_out: Tensor) -> dict[str, Any]:
 def _measure_agreement(given: tuple[Tensor, Tensor], problem: Problem, oracle_epochs: int) -> dict[str, Any]:
     """How often an oracle agrees with the labels of the images that clients were given."""
     device = choose(problem.config.device)
-    oracle, classes = problem.oracle(oracle_epochs, device), problem.env.num_classes
+    oracle, classes = problem.train_oracle(oracle_epochs, device), problem.env.num_classes
     real, made = (
         evaluate(oracle, data, num_classes=classes, device=device)
-        for data in (problem.external_test().batches(BATCH_SIZE), iterate_batches(*given))
+        for data in (problem.load_external_test().batches(BATCH_SIZE), iterate_batches(*given))
     )
     return {
         "num_given": len(given[1]),
@@ -151,5 +151,5 @@ def _measure_agreement(given: tuple[Tensor, Tensor], problem: Problem, oracle_ep
 def _take_real(problem: Problem) -> dict[str, Tensor]:
     """Real images of the first client that has any, repeated where they are few."""
     client = int(np.argmax([count > 0 for count in problem.env.num_examples()]))
-    data = problem.client_data(client).train
+    data = problem.load_client_data(client).train
     return {f"client {client}, real": data.batch(np.resize(np.arange(len(data)), _COMPARED))[0]}

@@ -20,7 +20,7 @@ from fedrpc import models
 from fedrpc.config import build
 from fedrpc.device import choose
 from fedrpc.errors import ConfigError
-from fedrpc.methods.blocks.zero_shot import Made, ZeroShotParams, inversion, require_statistics
+from fedrpc.methods.blocks.zero_shot import SyntheticBatch, ZeroShotParams, require_statistics, start_inversion
 from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate, iterate_batches
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive
@@ -32,7 +32,7 @@ from fedrpc.study.reading import Run, read_run
 class Evaluations:
     """The inverted model and the oracle, each evaluated on real test data and on the made inputs."""
 
-    made: Made
+    made: SyntheticBatch
     model_on_real: Evaluation
     model_on_made: Evaluation
     oracle_on_real: Evaluation
@@ -89,7 +89,7 @@ def _load_model(run: Run, problem: Problem) -> nn.Module:
             f"the run in {run.folder} was trained with DP-SGD, which puts GroupNorm in place of BatchNorm: there are "
             "no statistics to make inputs from; give a run without --dp-sgd"
         )
-    path, model = run.folder / "model.safetensors", problem.network()
+    path, model = run.folder / "model.safetensors", problem.copy_network()
     try:
         models.load(model, load_file(path))
     except (OSError, SafetensorError) as error:
@@ -101,12 +101,12 @@ def _load_model(run: Run, problem: Problem) -> nn.Module:
 def evaluate_inversion(problem: Problem, model: nn.Module, params: ZeroShotParams, oracle_epochs: int) -> Evaluations:
     """Inverts a model, trains the oracle, and evaluates both."""
     device, seed = choose(problem.config.device), problem.config.seed
-    batch = inversion(model.to(device), problem.env, params, derive(seed, "synthesis", "report"), device)
+    batch = start_inversion(model.to(device), problem.env, params, derive(seed, "synthesis", "report"), device)
     batch.advance(params.iterations)
-    made, oracle = batch.made(), problem.oracle(oracle_epochs, device)
+    made, oracle = batch.finish(), problem.train_oracle(oracle_epochs, device)
 
     def evaluate_both(network: nn.Module) -> tuple[Evaluation, Evaluation]:
-        real, inputs = problem.external_test().batches(BATCH_SIZE), iterate_batches(made.x, made.y)
+        real, inputs = problem.load_external_test().batches(BATCH_SIZE), iterate_batches(made.x, made.y)
         on_real, on_made = (
             evaluate(network, data, num_classes=problem.env.num_classes, device=device) for data in (real, inputs)
         )
@@ -115,7 +115,7 @@ def evaluate_inversion(problem: Problem, model: nn.Module, params: ZeroShotParam
     return Evaluations(made, *evaluate_both(model), *evaluate_both(oracle))
 
 
-def _group_by_class(made: Made, problem: Problem) -> dict[str, Tensor]:
+def _group_by_class(made: SyntheticBatch, problem: Problem) -> dict[str, Tensor]:
     by_class = made.x.reshape(len(problem.dataset.classes), -1, *problem.dataset.shape)
     return dict(zip(problem.dataset.classes, by_class, strict=True))
 
@@ -130,7 +130,7 @@ def _collect_values(run: Run, found: Evaluations, params: ZeroShotParams, oracle
         "model_sha256": run.summary["model_sha256"],
         "generation": params.model_dump(exclude={"t_start"}),
         "loss_at_start": made.loss_at_start if np.isfinite(made.loss_at_start) else None,
-        "loss": made.loss if made.usable else None,
+        "loss": made.loss if made.is_usable else None,
         "oracle_epochs": oracle_epochs,
         "model_on_real": to_values(found.model_on_real),
         "model_on_made": to_values(found.model_on_made),

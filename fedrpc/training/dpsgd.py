@@ -21,38 +21,38 @@ from fedrpc.config import DpSgdConfig, PrivacyConfig, TrainConfig
 from fedrpc.data.examples import Examples
 from fedrpc.errors import ConfigError
 from fedrpc.privacy.mechanisms import ZERO_OUT, Coverage, Guarantee, History, Trainings, public
-from fedrpc.training.loop import TrainReport, optimizer_of
+from fedrpc.training.loop import TrainReport, build_optimizer
 from fedrpc.training.losses import Loss
 
-SIZE_AND_LOSS = public("the number of examples is taken as known, and losses are not told")
-NOTHING_SEEN = public("nothing was trained on")
+SIZE_AND_LOSS = public("the number of examples is taken as known, and losses are not released")
+NOTHING_SEEN = public("no example was trained on")
 
 
-def network_for(model: nn.Module, what: str) -> nn.Module:
-    """A network that has a gradient for each example: BatchNorm becomes GroupNorm, from round 0, on both sides.
+def prepare_network(model: nn.Module, what: str) -> nn.Module:
+    """Prepares a network for per-example gradients: BatchNorm becomes GroupNorm, from round 0, on both sides.
 
     Raises:
-        ConfigError: Something else in it mixes the examples of a batch.
+        ConfigError: Another of its layers mixes the examples of a batch.
     """
     fixed = ModuleValidator.fix(model)
     errors = ModuleValidator.validate(fixed, strict=False)
     if errors:
-        raise ConfigError(f"{what} can not be trained with DP-SGD: {errors[0]}; choose another --model")
-    # Channels last, Opacus finds gradients of zero for the examples of a convolution.
+        raise ConfigError(f"{what} cannot be trained with DP-SGD: {errors[0]}; choose another --model")
+    # In the channels-last layout Opacus computes zero per-example gradients of a convolution.
     return fixed.to(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
 
 
 class DpSgd:
     """One private training; called like `training.loop.train`.
 
-    Examples are drawn by Poisson sampling, so batches vary in size and may be empty; every step is charged.
+    Batches are Poisson samples, so they vary in size and may be empty; every step is charged.
 
     Args:
         trainings: Where it is charged.
-        num_rounds: Of the run: a target epsilon is meant for a client that takes part in all of them.
-        noise: The stream of the noise, on the device that is trained on.
-        sampling: The stream that draws batches; as secret as the noise, for what is not drawn is protected by it.
-        afford: Called with the cost before anything is trained; abstains when it is over the budget.
+        num_rounds: The run's rounds: a target epsilon is meant for a client that takes part in all of them.
+        noise: The generator of the noise, on the device of the training.
+        sampling: The generator that samples batches; as secret as the noise, because the guarantee relies on it.
+        afford: Called with the cost before training; abstains when it exceeds the budget.
     """
 
     def __init__(
@@ -90,30 +90,30 @@ class DpSgd:
         epochs = config.epochs if epochs is None else epochs
         if not size or not epochs:
             return TrainReport(size, 0, (math.nan,) * epochs, NOTHING_SEEN, SIZE_AND_LOSS)
-        # An epoch has as many steps as it would have batches, as Opacus counts them.
+        # The number of steps of an epoch is its number of batches, as Opacus counts them.
         steps = max(1, math.ceil((size if draw is None else min(draw, size)) / config.batch_size))
         rate = 1 / math.ceil(size / config.batch_size)
-        multiplier = self._multiplier(rate, epochs * steps)
+        multiplier = self._choose_multiplier(rate, epochs * steps)
         self._afford(((multiplier, rate, epochs * steps),))
         model.train()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Opacus's advice on random numbers and hooks
-            engine, wrapped, optimizer, batches = self._made_private(model, data, config, lr, multiplier)
-            _also_after_noise(optimizer, on_grad, model)
-            for index in _endless(batches, epochs * steps):
+            warnings.simplefilter("ignore")  # Opacus warns about random numbers and hooks
+            engine, wrapped, optimizer, batches = self._make_private(model, data, config, lr, multiplier)
+            _attach_on_grad(optimizer, on_grad, model)
+            for index in _sample_batches(batches, epochs * steps):
                 check()
                 self._step(wrapped, optimizer, loss, data.batch(index), device)
         wrapped.to_standard_module()
         history = tuple((float(n), float(q), int(s)) for n, q, s in engine.accountant.history)
-        covered = self._trainings.add(self._guarantee(history))
+        covered = self._trainings.add(self._build_guarantee(history))
         return TrainReport(size, epochs * steps, (math.nan,) * epochs, covered, SIZE_AND_LOSS)
 
-    def _multiplier(self, rate: float, steps: int) -> float:
+    def _choose_multiplier(self, rate: float, steps: int) -> float:
         if self._dp.noise_multiplier is not None:
             return self._dp.noise_multiplier
-        return _noise_for(self._dp, self._config.delta, rate, steps * self._num_rounds)
+        return _solve_noise(self._dp, self._config.delta, rate, steps * self._num_rounds)
 
-    def _made_private(
+    def _make_private(
         self,
         model: nn.Module,
         data: Examples,
@@ -126,13 +126,13 @@ class DpSgd:
         engine = PrivacyEngine(accountant="rdp")
         wrapped, optimizer, batches = engine.make_private(
             module=model,
-            optimizer=optimizer_of(config, model, lr),
+            optimizer=build_optimizer(config, model, lr),
             data_loader=loader,
             noise_multiplier=multiplier,
             max_grad_norm=self._dp.max_grad_norm,
             noise_generator=self._noise,
         )
-        # Opacus rounds it down, to 0 at worst.
+        # Opacus rounds it down, possibly to 0.
         optimizer.expected_batch_size = max(1, round(len(data) / math.ceil(len(data) / config.batch_size)))
         return engine, wrapped, optimizer, batches
 
@@ -149,39 +149,39 @@ class DpSgd:
         if len(y):
             loss(model, x.to(device), y.to(device)).backward()  # type: ignore[no-untyped-call]
             self._check_terms(model)
-        else:  # nobody was drawn: noise alone, and charged like any step
+        else:  # an empty sample: noise alone, charged like any step
             for parameter in optimizer.params:
                 parameter.grad_sample = parameter.new_zeros(0, *parameter.shape)
         optimizer.step()
 
     def _check_terms(self, model: GradSampleModule) -> None:
-        """Once: a loss with a term that no example owns (a penalty on weights) would lose it without a word."""
+        """Checks once that the loss has no term outside the examples (a penalty on weights), which would be lost."""
         if self._checked:
             return
         self._checked = True
         trained = [(name, p) for name, p in model.named_parameters() if p.grad is not None]
-        # Measured by the largest gradient: that of a bias before a norm, say, is nothing but rounding.
+        # Relative to the largest gradient: that of a bias before a norm, for example, is only rounding error.
         largest = max(float(parameter.grad.abs().max()) for _, parameter in trained)
         for name, parameter in trained:
             if not torch.allclose(parameter.grad, parameter.grad_sample.mean(0), rtol=1e-3, atol=1e-4 * largest):
                 raise ConfigError(
                     f"DP-SGD needs a loss that is the mean of one term for each example, but in {name} the examples' "
-                    "gradients do not add up to the whole; add what depends on weights alone in on_grad"
+                    "gradients do not add up to the whole; move terms that depend on weights alone to on_grad"
                 )
 
-    def _guarantee(self, history: History) -> Guarantee:
-        told = {"max_grad_norm": self._dp.max_grad_norm, "unit": "record", "sampling": "poisson"}
+    def _build_guarantee(self, history: History) -> Guarantee:
+        parameters = {"max_grad_norm": self._dp.max_grad_norm, "unit": "record", "sampling": "poisson"}
         if not self._multiplier_is_positive(history):
-            return Guarantee("dp-sgd", told, "the noise is zero", coverage=Coverage.NONE)
-        return Guarantee("dp-sgd", told, "record-level, given what was received", history, ZERO_OUT)
+            return Guarantee("dp-sgd", parameters, "the noise is zero", coverage=Coverage.NONE)
+        return Guarantee("dp-sgd", parameters, "record-level, given what was received", history, ZERO_OUT)
 
     @staticmethod
     def _multiplier_is_positive(history: History) -> bool:
         return all(noise > 0 for noise, _, _ in history)
 
 
-def _endless(batches: DataLoader[Any], steps: int) -> Iterator[np.ndarray]:
-    """So many draws; the loader gives an epoch's worth at a time."""
+def _sample_batches(batches: DataLoader[Any], steps: int) -> Iterator[np.ndarray]:
+    """`steps` batches of positions; the loader gives those of one epoch at a time."""
     done = 0
     while done < steps:
         for (index,) in batches:
@@ -191,8 +191,8 @@ def _endless(batches: DataLoader[Any], steps: int) -> Iterator[np.ndarray]:
             done += 1
 
 
-def _also_after_noise(optimizer: DPOptimizer, on_grad: Callable[[nn.Module], None] | None, model: nn.Module) -> None:
-    """Has `on_grad` see the private gradient, after the accountant has charged for it."""
+def _attach_on_grad(optimizer: DPOptimizer, on_grad: Callable[[nn.Module], None] | None, model: nn.Module) -> None:
+    """Calls `on_grad` on the private gradient, after the accountant has charged the step."""
     if on_grad is None:
         return
     charge = optimizer.step_hook
@@ -205,7 +205,7 @@ def _also_after_noise(optimizer: DPOptimizer, on_grad: Callable[[nn.Module], Non
 
 
 @functools.lru_cache(maxsize=256)
-def _noise_for(dp: DpSgdConfig, delta: float, rate: float, steps: int) -> float:
+def _solve_noise(dp: DpSgdConfig, delta: float, rate: float, steps: int) -> float:
     assert dp.target_epsilon is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Training: the run's optimizer, epochs and batches around any loss, on a client or on the server."""
+"""The training loop: the run's optimizer, epochs and batches for any loss, on a client or on the server."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from fedrpc.training.losses import Loss
 
 @dataclass(frozen=True)
 class TrainReport:
-    """What a local training did."""
+    """The result of a local training."""
 
     num_examples: int
     num_steps: int
     epoch_losses: tuple[float, ...]  # NaN under DP-SGD, which does not cover them
-    covered: Mechanism | None = None  # for what follows from the trained model alone; None unless DP-SGD
-    described: Mechanism | None = None  # for the two figures above
+    covered: Mechanism | None = None  # covers releases computed from the trained model alone; None without DP-SGD
+    described: Mechanism | None = None  # covers the number of examples and the losses
 
     @property
     def loss(self) -> float:
-        """Mean loss of the last epoch."""
+        """The mean loss of the last epoch."""
         return self.epoch_losses[-1] if self.epoch_losses else 0.0
 
 
-def learning_rate(config: TrainConfig, round_index: int) -> float:
-    """The rate of a round after decay; set-up (round -1) trains at the first rate."""
+def compute_learning_rate(config: TrainConfig, round_index: int) -> float:
+    """The learning rate of a round after decay; set-up (round -1) has the first one."""
     decayed = config.lr * config.lr_decay ** (max(round_index, 0) // config.lr_decay_every)
     return max(decayed, config.lr_min)
 
 
-def optimizer_of(config: TrainConfig, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """A fresh optimizer: one for each client and round."""
-    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def build_optimizer(config: TrainConfig, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """A new optimizer: one for each client and round."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if config.optimizer == "adam":
-        return torch.optim.Adam(wanted, lr=lr, weight_decay=config.weight_decay)
-    return torch.optim.SGD(wanted, lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
+        return torch.optim.Adam(trainable, lr=lr, weight_decay=config.weight_decay)
+    return torch.optim.SGD(trainable, lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
 
-def index_batches(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Consecutive slices; a last one of a single example joins its neighbour, since BatchNorm can not take it."""
+def slice_batches(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Consecutive slices; a last one of a single example joins its neighbour, because BatchNorm fails on it."""
     starts = list(range(0, len(order), size))
     if len(starts) > 1 and len(order) - starts[-1] == 1:
         starts.pop()
@@ -68,22 +68,22 @@ def train(
     epochs: int | None = None,
     draw: int | None = None,
 ) -> TrainReport:
-    """Runs the epochs.
+    """Trains a model in place.
 
     Args:
-        order: The stream that shuffles; it knows nothing of the method, so methods see the same batches.
+        order: Shuffles the examples; it does not depend on the method, so all methods see the same batches.
         check: Called before each batch; raises Cancelled when the server withdrew the task.
         on_grad: Called between backward and step.
-        epochs: Another number of epochs than the run's.
-        draw: So many examples are drawn, without replacement, in each epoch; all of them when None.
+        epochs: The number of epochs, if not the run's.
+        draw: The number of examples sampled, without replacement, in each epoch; all of them when None.
     """
     size = len(data) if draw is None else min(draw, len(data))
     model.train()
-    optimizer = optimizer_of(config, model, lr)
+    optimizer = build_optimizer(config, model, lr)
     losses, steps = [], 0
     for _ in range(config.epochs if epochs is None else epochs):
         total = 0.0
-        for index in index_batches(order.permutation(len(data))[:size], config.batch_size):
+        for index in slice_batches(order.permutation(len(data))[:size], config.batch_size):
             check()
             x, y = data.batch(index)
             optimizer.zero_grad(set_to_none=True)

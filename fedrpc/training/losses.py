@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of the model, the inputs and the labels of a batch
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of a model, and the inputs and labels of a batch
 
 
 def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

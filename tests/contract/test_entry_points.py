@@ -1,4 +1,4 @@
-"""A method in a package of somebody else's is found by its entry point, without a fork and without a registration."""
+"""A method of another package is found by its entry point, without a fork and without a registration."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fedrpc.registry import Registry
 from tests.fakes import problem_of, run_in_memory
 
 SOURCE = """
-from fedrpc.methods import base
 from fedrpc.methods.fedavg import FedAvg
+from fedrpc.methods.method import Params, register
 
-class Toy(FedAvg):
+class ToyParams(Params):
+    strength: float = 0.5
+
+class Toy(FedAvg[ToyParams]):
     "FedAvg under another name."
     name = "toy"
-
-    class Params(base.Params):
-        strength: float = 0.5
 """
 
 Install = Callable[..., None]
@@ -32,7 +32,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Puts a package with entry points where Python finds it, and forgets it afterwards."""
+    """Installs a package with entry points for the duration of a test."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(METHODS, "_items", dict(METHODS._items))
     monkeypatch.setattr(METHODS, "_broken", {})
@@ -50,7 +50,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     sys.modules.pop("toy_plugin", None)
 
 
-def test_a_method_of_somebody_elses_is_found_by_name(install):
+def test_a_method_of_another_package_is_found_by_name(install):
     install()
     config = build({"method": "toy"})
     assert config.method == "toy"
@@ -59,7 +59,7 @@ def test_a_method_of_somebody_elses_is_found_by_name(install):
     assert "toy" in list(METHODS)
 
 
-def test_its_parameters_are_checked_like_our_own(install):
+def test_its_parameters_are_checked(install):
     install()
     assert build({"method": "toy", "params": {"strength": 2}}).params == {"strength": 2.0}
     with pytest.raises(
@@ -68,17 +68,17 @@ def test_its_parameters_are_checked_like_our_own(install):
         build({"method": "toy", "params": {"strenght": 2}})
 
 
-def test_it_runs_like_our_own(install):
+def test_it_runs(install):
     install()
     assert run_in_memory(problem_of("toy"), 1).sha256 == run_in_memory(problem_of("fedavg"), 1).sha256
 
 
-def test_it_may_register_itself_too(install):
-    install(source=SOURCE.replace("class Toy", "@base.register\nclass Toy"))
+def test_it_may_also_register_itself(install):
+    install(source=SOURCE.replace("class Toy(", "@register\nclass Toy("))
     assert build({"method": "toy"}).method == "toy"
 
 
-def test_a_package_that_is_not_asked_for_is_not_imported(install):
+def test_a_package_that_is_not_needed_is_not_imported(install):
     install(source="raise RuntimeError('imported')")
     assert build({"method": "fedavg"}).method == "fedavg"
     assert "toy_plugin" not in sys.modules
@@ -100,19 +100,19 @@ def test_a_broken_package_is_named_in_one_line(install, points, source):
         build({"method": "toy"})
 
 
-def test_a_broken_package_does_not_take_the_others_with_it(install):
+def test_a_broken_package_does_not_affect_the_others(install):
     install("toy = toy_plugin:Toy\nbroken = toy_plugin:Nobody")
     assert build({"method": "toy"}).method == "toy"
     assert "fedavg" in list(METHODS)
 
 
-def test_another_group_holds_no_methods(install):
+def test_entry_points_of_another_group_are_not_methods(install):
     install(group="fedrpc.models")
     with pytest.raises(UnknownName):
         build({"method": "toy"})
 
 
-def test_an_unknown_method_names_the_nearest(install):
+def test_the_error_for_an_unknown_method_suggests_the_nearest_name(install):
     install()
     with pytest.raises(UnknownName) as caught:
         build({"method": "fedavgg"})
@@ -123,14 +123,14 @@ def test_an_unknown_method_names_the_nearest(install):
         build({"method": "toyy"})
 
 
-def test_a_name_like_nothing_else_has_no_nearest():
+def test_a_name_unlike_any_other_gets_no_suggestion():
     with pytest.raises(UnknownName) as caught:
         build({"method": "zzzzzz"})
     assert "Did you mean" not in str(caught.value)
     assert "fedavg" in str(caught.value)
 
 
-def test_two_things_can_not_have_one_name():
+def test_two_entries_cannot_have_one_name():
     registry: Registry[object] = Registry("thing", "things")
     one = registry.register("a")(object())
     assert registry.register("a")(one) is one

@@ -1,4 +1,4 @@
-"""What no built-in method does, shown on toys: durable points within a round, and asking absent clients again."""
+"""What no built-in method does, tested with toys: durable points within a round, and asking missing clients again."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from fedrpc.client.store import Transaction
 from tests.fakes import InMemoryFederation, problem_of, run_in_memory
 from tests.toys import (
-    Player,
+    StoredDiscriminator,
     ToyLoyal,
     ToyMpgan,
 )
 
 
-def kinds(rows, direction: str, phase: str | None = None) -> set[str]:
+def find_kinds(rows, direction: str, phase: str | None = None) -> set[str]:
     return {
         key.kind
         for key, sums in rows.items()
@@ -23,25 +23,26 @@ def kinds(rows, direction: str, phase: str | None = None) -> set[str]:
     }
 
 
-# MP-GAN
+# Many small steps
 
 
-def test_many_small_steps_make_a_round_and_number_themselves():
+def test_the_steps_of_a_round_are_numbered():
     run = run_in_memory(problem_of(ToyMpgan, params={"steps": 7}), 2)
     for index in range(2):
         steps = [step for at, phase, step, client in run.asked if (at, phase, client) == (index, "gan_step", 0)]
         assert steps == list(range(7))
-    assert kinds(run.rows, "down", "gan_step") == {"images"}
-    assert kinds(run.rows, "up", "gan_step") == {"feedback"}
+    assert find_kinds(run.rows, "down", "gan_step") == {"images"}
+    assert find_kinds(run.rows, "up", "gan_step") == {"feedback"}
 
 
-def test_a_clients_optimizer_goes_on_from_step_to_step_and_round_to_round():
+def test_a_clients_optimizer_continues_across_steps_and_rounds():
     with InMemoryFederation(problem_of(ToyMpgan, params={"steps": 3})) as federation:
         asyncio.run(federation.play(2))
-        players = [Transaction(federation.clients.store(client)).get("player", Player) for client in range(4)]
-    assert all(player is not None for player in players)
-    assert [player.moments["0.step"].item() for player in players] == [6] * 4
-    assert len({player.weights["1.weight"].sum().item() for player in players}) == 4, "each client has its own"
+        stores = [Transaction(federation.clients.store(client)) for client in range(4)]
+        discriminators = [store.get("discriminator", StoredDiscriminator) for store in stores]
+    assert all(one is not None for one in discriminators)
+    assert [one.moments["0.step"].item() for one in discriminators] == [6] * 4
+    assert len({one.weights["1.weight"].sum().item() for one in discriminators}) == 4, "each client has its own"
 
 
 def test_saving_within_a_round_changes_nothing():
@@ -52,22 +53,22 @@ def test_saving_within_a_round_changes_nothing():
     )
 
 
-def test_old_versions_of_what_a_client_keeps_go_when_a_long_round_is_saved():
-    def versions(save_every: int) -> int:
+def test_saving_within_a_round_deletes_old_versions_in_clients_stores():
+    def count_versions(save_every: int) -> int:
         params = {"steps": 12, "save_every": save_every}
         with InMemoryFederation(problem_of(ToyMpgan, params=params)) as federation:
             state = federation.init()
             asyncio.run(federation.problem.method.round(state, federation.stage(0)))
             store = federation.clients.store(0)
             with store._lock:
-                return int(store._db.execute("SELECT COUNT(*) FROM entries WHERE key = 'player'").fetchone()[0])
+                return int(store._db.execute("SELECT COUNT(*) FROM entries WHERE key = 'discriminator'").fetchone()[0])
 
-    assert versions(100) == 12
-    assert versions(2) <= 2
+    assert count_versions(100) == 12
+    assert count_versions(2) <= 2
 
 
-def test_the_feedback_is_the_gradient_of_the_whole():
-    """The server's step on what clients send back is the step that autograd would make of it all at once."""
+def test_feedback_trains_the_generator():
+    """The server's step moves the generator along the gradients that clients send back."""
     problem = problem_of(ToyMpgan, params={"steps": 1, "batch": 2})
     run = run_in_memory(problem, 1)
     before, after = run.states[0].generator, run.states[1].generator
@@ -75,21 +76,21 @@ def test_the_feedback_is_the_gradient_of_the_whole():
     assert run.states[1].moments
 
 
-# Who is missing
+# Missing clients
 
 
-def test_a_method_knows_who_is_missing_and_can_ask_again():
-    def once(index: int, phase: str, step: int, client: int) -> bool:
+def test_a_method_can_ask_missing_clients_again():
+    def is_absent(index: int, phase: str, step: int, client: int) -> bool:
         return (index, step, client) == (1, 0, 2)
 
-    run = run_in_memory(problem_of(ToyLoyal), 2, absent=once)
+    run = run_in_memory(problem_of(ToyLoyal), 2, absent=is_absent)
     assert [record["asked_again"] for record in run.records] == [[], [2]]
     assert [record["missing"] for record in run.records] == [{}, {}]
     assert run.state.missed == {}
     assert (1, "fit", 1, 2) in run.asked
 
 
-def test_who_stays_away_is_counted_and_stands_in_with_its_last_update():
+def test_a_missing_client_is_counted_and_its_last_update_used():
     away = run_in_memory(problem_of(ToyLoyal), 3, absent=lambda index, phase, step, client: index and client == 2)
     assert away.state.missed == {2: 2}
     assert away.records[1]["missing"] == {2: "not connected"}

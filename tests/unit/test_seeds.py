@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrpc.seeds import derive, seed_torch, torch_generator
+from fedrpc.seeds import derive, make_torch_generator, seed_torch
 
 WORDS = st.characters(exclude_characters="/")  # a purpose is a plain word
 PATHS = st.lists(st.one_of(st.text(WORDS, max_size=4), st.integers(-3, 40)), max_size=4)
@@ -43,11 +43,13 @@ def test_a_stream_can_be_had_again():
 
 def test_torch_follows_the_stream():
     def drawn() -> torch.Tensor:
-        return torch.rand(3, generator=torch_generator(derive(0, "a")))
+        return torch.rand(3, generator=make_torch_generator(derive(0, "a")))
 
     assert torch.equal(drawn(), drawn())
     rng = derive(0, "a")
-    assert not torch.equal(torch.rand(3, generator=torch_generator(rng)), torch.rand(3, generator=torch_generator(rng)))
+    assert not torch.equal(
+        torch.rand(3, generator=make_torch_generator(rng)), torch.rand(3, generator=make_torch_generator(rng))
+    )
 
 
 def test_torchs_global_stream_can_be_set():

@@ -1,4 +1,4 @@
-"""Goes on from what an earlier run of a method left in its run directory, and says exactly what that was."""
+"""Loads the state of an earlier run from its run directory, and records exactly which one it was."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fedrpc.wire import stored
 S = TypeVar("S")
 
 
-def earlier_state(folder: Path, cls: type[S], expected_sha256: str | None) -> tuple[S, dict[str, Any]]:
+def load_earlier_state(folder: Path, cls: type[S], expected_sha256: str | None) -> tuple[S, dict[str, Any]]:
     """The state in the last checkpoint of a run whose set-up is over, and where it comes from, for the records.
 
     Args:
-        expected_sha256: Of the checkpoint; None takes what is there.
+        expected_sha256: The checkpoint's SHA-256; None accepts any.
 
     Raises:
-        ConfigError: There is none, it is damaged, of another method, or not the expected one.
+        ConfigError: There is no checkpoint, or it is damaged, of another method, or not the expected one.
     """
     try:
         manifest = json.loads((folder / "checkpoints" / "manifest.json").read_text())

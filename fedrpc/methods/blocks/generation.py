@@ -1,4 +1,4 @@
-"""Generators conditioned on a label: what goes in, a loss against collapse, and training that can be checkpointed."""
+"""Generators conditioned on a label: their input, a loss against collapse, and training that can be checkpointed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fedrpc.models.state import load_optimizer, read_optimizer, read_tensors
 from fedrpc.wire.message import Tensors
 
 
-def conditioned(noise: Tensor, y: Tensor, num_classes: int) -> Tensor:
-    """Noise and label side by side."""
+def append_label(noise: Tensor, y: Tensor, num_classes: int) -> Tensor:
+    """Noise and one-hot label side by side."""
     return torch.cat([noise, one_hot(y, num_classes).to(noise)], dim=1)
 
 
-def diversity(noise: Tensor, outputs: Tensor) -> Tensor:
-    """1 where all outputs are the same, less the farther apart the outputs of distant noise lie (Zhu et al., 2021)."""
+def diversity_loss(noise: Tensor, outputs: Tensor) -> Tensor:
+    """1 where all outputs are the same, less the farther apart the outputs of distant noise are (Zhu et al., 2021)."""
     outputs = outputs.flatten(1)
     apart = torch.cdist(outputs, outputs, p=1) / outputs.shape[1]
     distant = torch.cdist(noise, noise).square() / noise.shape[1]
@@ -28,11 +28,11 @@ def diversity(noise: Tensor, outputs: Tensor) -> Tensor:
 def train_generator(
     generator: nn.Module, moments: Tensors, loss: Callable[[], Tensor], *, lr: float, steps: int
 ) -> tuple[Tensors, Tensors, float]:
-    """Trains a generator with Adam, going on from the moments of the last time.
+    """Trains a generator with Adam, whose moments continue from the last call.
 
     Args:
-        moments: What this function returned last; empty at first.
-        loss: Of a batch that it draws itself.
+        moments: The moments that the last call returned; empty at first.
+        loss: Samples a batch and returns its loss.
 
     Returns:
         The generator's weights, Adam's moments, and the mean loss.

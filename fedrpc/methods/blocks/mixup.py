@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 def mix(ours: Tensor, theirs: Tensor, weight: Tensor) -> Tensor:
-    """Gives weight * ours + (1 - weight) * theirs: exactly ours at 1, exactly theirs at 0.
+    """Computes weight * ours + (1 - weight) * theirs: exactly ours at 1, exactly theirs at 0.
 
     Args:
         ours: Samples along the first axis; the result has their dtype and device.
-        theirs: As many samples of the same shape.
+        theirs: The same number of samples, of the same shape.
         weight: One for each sample, or one for all.
     """
     return torch.lerp(theirs.to(ours), ours, weight.to(ours).reshape(-1, *[1] * (ours.dim() - 1)))
@@ -30,13 +30,13 @@ def soft_cross_entropy(log_p: Tensor, wanted: Tensor) -> Tensor:
 
 
 class EndlessOrder:
-    """Positions of a set in shuffled passes, one pass after the other, in batches of any size.
+    """Positions of a set in shuffled passes, one after the other, in batches of any size.
 
     A set smaller than a batch is repeated within it.
 
     Args:
-        rng: Shuffles each pass anew.
-        size: Of the set.
+        rng: Shuffles each pass.
+        size: The size of the set.
     """
 
     def __init__(self, rng: np.random.Generator, size: int) -> None:

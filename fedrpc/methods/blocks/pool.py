@@ -1,6 +1,6 @@
-"""A pool of items that clients give once, before the first round, and that each of them keeps from then on.
+"""A pool of items that clients share once, before the first round, and that each client stores from then on.
 
-Every tensor of a pool's message has one row for each item. Who missed the hand-out trains without the pool.
+Every tensor of a pool's message has one row for each item. A client that did not receive the pool trains without it.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ POOL = "pool"  # its key in a client's store
 
 @dataclass(frozen=True)
 class Nothing:
-    """A question or an answer that says no more than its phase."""
+    """A message without content."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What one item looks like.
+    """The layout of one item.
 
     Args:
-        rows: For each tensor of the message the dtype and the shape of one row; other tensors must be None.
+        rows: For each tensor of the message, the dtype and shape of one row; other tensors must be None.
     """
 
     rows: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
     @property
     def size_bytes(self) -> int:
-        """Of one item on the wire."""
+        """The size of one item on the wire."""
         return sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.rows.values())
 
     def check(self, items: Any) -> None:
-        """Raises ValueError unless there are as many rows of every tensor, each as it should be."""
+        """Raises ValueError unless all tensors have this layout and the same number of rows."""
         got: Mapping[str, Tensor] = {name: value for name, value in vars(items).items() if value is not None}
         if set(got) != set(self.rows):
             raise ValueError(f"items should have {', '.join(self.rows)}, got {', '.join(got)}")
@@ -62,7 +62,7 @@ class Layout:
 
 
 def check_labels(y: Tensor, num_classes: int) -> None:
-    """Raises ValueError when a label is none of the run's."""
+    """Raises ValueError when a label is out of range."""
     if bool(((y < 0) | (y >= num_classes)).any()):
         raise ValueError(f"labels should be from 0 to {num_classes - 1}")
 
@@ -74,41 +74,41 @@ def check_distributions(y: Tensor) -> None:
 
 
 async def collect(rnd: Round, phase: Phase[Nothing, Items], layout: Layout, check: Callable[[Items], None]) -> Items:
-    """Asks everybody for items and lays them together, in an order that tells nobody whose they are.
+    """Asks all clients for items and joins them, in an order that does not reveal whose they are.
 
-    A pool of more than `params.max_pool` bytes is refused before its memory is taken.
+    A pool of more than `params.max_pool` bytes is refused before its memory is allocated.
 
     Args:
-        check: What else is wrong with a client's items; raises ValueError, and the client counts as missing.
+        check: Raises ValueError when a client's items are wrong otherwise; the client then counts as missing.
     """
 
-    def checked(_: Nothing, items: Items) -> None:
+    def check_answer(_: Nothing, items: Items) -> None:
         layout.check(items)
         check(items)
 
     gathered: dict[str, list[Tensor]] = {name: [] for name in layout.rows}
     size_bytes, max_bytes = 0, rnd.params.max_pool
-    async for reply in rnd.ask(phase, Nothing(), check=checked):
+    async for reply in rnd.ask(phase, Nothing(), check=check_answer):
         size_bytes += sum(getattr(reply.body, name).nbytes for name in gathered)
         if size_bytes > max_bytes:
             raise ConfigError(
                 f"the pool takes more than {max_bytes} bytes (an item takes {layout.size_bytes}); raise "
-                "params.max_pool or have every client share less"
+                "params.max_pool or let every client share less"
             )
         for name, rows in gathered.items():
             rows.append(getattr(reply.body, name).clone())
-    return phase.up(**await rnd.compute(_shuffled, gathered, rnd.rng("pool")))
+    return phase.up(**await rnd.compute(_shuffle, gathered, rnd.rng("pool")))
 
 
-def _shuffled(gathered: Mapping[str, list[Tensor]], rng: np.random.Generator) -> Tensors:
+def _shuffle(gathered: Mapping[str, list[Tensor]], rng: np.random.Generator) -> Tensors:
     if not all(gathered.values()):
         raise QuorumError("no client shared anything, so there is no pool")
     order = torch.from_numpy(rng.permutation(sum(map(len, next(iter(gathered.values()))))))
     return {name: torch.cat(rows)[order] for name, rows in gathered.items()}
 
 
-async def hand_out(rnd: Round, phase: Phase[Items, Nothing], pool: Items) -> None:
-    """Gives every client the pool; the record says how large it is and how many did not get it."""
+async def distribute_pool(rnd: Round, phase: Phase[Items, Nothing], pool: Items) -> None:
+    """Sends the pool to every client, and records its size and how many clients did not receive it."""
     async for _ in rnd.ask(phase, pool):
         pass
     tensors = [value for value in vars(pool).values() if value is not None]
@@ -117,8 +117,8 @@ async def hand_out(rnd: Round, phase: Phase[Items, Nothing], pool: Items) -> Non
     )
 
 
-def found_again(clients: Sequence[PastClient], cls: type[Items], at_most: int = 1) -> list[Items]:
-    """The pools that the first clients which have any kept, after the run."""
+def find_stored_pools(clients: Sequence[PastClient], cls: type[Items], at_most: int = 1) -> list[Items]:
+    """The pools in the stores of the first clients that have one, after the run."""
     found: list[Items] = []
     for client in clients:
         if len(found) == at_most:
@@ -129,39 +129,39 @@ def found_again(clients: Sequence[PastClient], cls: type[Items], at_most: int = 
     return found
 
 
-def share(alpha: float, num_examples: int) -> int:
-    """How many examples a client shares: alpha as it was written (0.29 of 100 is 29), rounded down."""
+def count_shared(alpha: float, num_examples: int) -> int:
+    """The number of examples that a client shares: alpha as it was written (0.29 of 100 is 29), rounded down."""
     return int(Fraction(repr(alpha)) * num_examples)
 
 
-def num_groups(num_examples: int, size: int, at_most: int | None = None) -> int:
-    """How many whole groups there are; a remainder is not shared, for it would hide fewer examples than asked for."""
+def count_groups(num_examples: int, size: int, at_most: int | None = None) -> int:
+    """The number of whole groups; a remainder is not shared, because its mean would hide too few examples."""
     whole = num_examples // size
     return whole if at_most is None else min(whole, at_most)
 
 
-def grouped(data: Examples, size: int, rng: np.random.Generator, at_most: int | None = None) -> np.ndarray:
-    """Positions of disjoint random groups, a row each."""
-    count = num_groups(len(data), size, at_most)
+def sample_groups(data: Examples, size: int, rng: np.random.Generator, at_most: int | None = None) -> np.ndarray:
+    """Samples disjoint groups of positions, a row each."""
+    count = count_groups(len(data), size, at_most)
     return rng.permutation(len(data))[: count * size].reshape(count, size)
 
 
-def mean_inputs(data: Examples, groups: np.ndarray, shape: tuple[int, ...]) -> Tensor:
-    """The mean input of each group, a group at a time."""
+def average_inputs(data: Examples, groups: np.ndarray, shape: tuple[int, ...]) -> Tensor:
+    """The mean input of each group, one group at a time."""
     means = [data.batch(group)[0].mean(dim=0) for group in groups]
     return torch.stack(means) if means else torch.empty(0, *shape)
 
 
-def mean_labels(data: Examples, groups: np.ndarray, num_classes: int) -> Tensor:
+def average_labels(data: Examples, groups: np.ndarray, num_classes: int) -> Tensor:
     """The label distribution of each group."""
     return one_hot(data.y[torch.from_numpy(groups)], num_classes).mean(dim=1)
 
 
-def view_of_means(size: int, at_most: int | None = None) -> View:
-    """How examples become means of random groups, drawn in set-up from the stream `share`."""
+def build_view_of_means(size: int, at_most: int | None = None) -> View:
+    """How examples become means of random groups, sampled in set-up from the stream `share`."""
 
     def sources(client: PastClient) -> np.ndarray:
-        return grouped(client.data.train, size, client.setup_rng("share"), at_most)
+        return sample_groups(client.data.train, size, client.setup_rng("share"), at_most)
 
-    # One by one, as `mean_inputs` has it, so that the sums are rounded alike.
+    # One by one, as in `average_inputs`, so that sums are rounded alike.
     return View(lambda groups: torch.stack([group.mean(dim=0) for group in groups]), sources, size)

@@ -1,4 +1,4 @@
-"""What all methods that train a model on clients share: how it is asked for, and how it leaves a client."""
+"""What all methods that train a model on clients share: asking the cohort, and releasing the update."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 Where the paper (FedDPMS) is silent:
 - The divergence is summed over latent coordinates and the squared error over the values of an image, both a mean over
-  the batch, as in the evidence lower bound that they stand for.
-- The classifier reads the latent vector's mean, in training as in evaluation; a drawn vector goes to the decoder alone.
-  So the classifying part is the network of all other methods, and 0 for `lam` gives FedAvg. A classifier on drawn
-  vectors learns more slowly (80.1 % against 84.5 % after 12 epochs on all of fmnist-mini).
+  the batch, as in the evidence lower bound.
+- The classifier reads the latent mean, in training and in evaluation; only the decoder reads a sampled vector. So the
+  classifying part is the network of all other methods, and `lam` = 0 gives FedAvg. A classifier on sampled vectors
+  learns more slowly (80.1 % against 84.5 % after 12 epochs on all of fmnist-mini).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedrpc.models.dpms import Decoder, Vae, require_latent
 
 @dataclass(frozen=True)
 class Pixels:
-    """Between a network's inputs, however the run normalises them, and the [0, 1] of a decoder.
+    """Converts between a network's inputs, however the run normalises them, and a decoder's range [0, 1].
 
     Attributes:
         low: The least value of an input, by channel.
@@ -36,41 +36,41 @@ class Pixels:
 
     @classmethod
     def of(cls, env: Env, what: str) -> Pixels:
-        """The run's; raises ConfigError for data without a range."""
+        """The run's bounds; raises ConfigError for data without any."""
         if env.bounds is None:
             raise ConfigError(f"{what} decodes images, which have a least and a greatest value; this data has neither")
         return cls(*env.bounds)
 
-    def unit(self, x: Tensor) -> Tensor:
-        """Inputs as a decoder would give them."""
+    def to_unit(self, x: Tensor) -> Tensor:
+        """Inputs scaled to [0, 1]."""
         low, high = self.low.to(x), self.high.to(x)
         return (x - low) / (high - low)
 
-    def inputs(self, unit: Tensor) -> Tensor:
-        """A decoder's output as the network takes it."""
+    def to_inputs(self, unit: Tensor) -> Tensor:
+        """A decoder's output as the network's input."""
         return torch.lerp(self.low.to(unit), self.high.to(unit), unit)
 
 
-def decoder_of(env: Env, what: str) -> Decoder:
+def build_decoder(env: Env, what: str) -> Decoder:
     """A decoder for the run's network, always with the same initial weights."""
     model = require_latent(env.model(), what)
-    made = env.build(f"{what}-decoder", lambda: Decoder(model.shape, model.latent))
-    assert isinstance(made, Decoder)
-    return made
+    decoder = env.build(f"{what}-decoder", lambda: Decoder(model.shape, model.latent))
+    assert isinstance(decoder, Decoder)
+    return decoder
 
 
-def divergence(mu: Tensor, logvar: Tensor) -> Tensor:
+def kl_from_standard_normal(mu: Tensor, logvar: Tensor) -> Tensor:
     """KL of N(mu, exp(logvar)) from N(0, 1), summed over coordinates, mean over the batch."""
     return 0.5 * (mu.square() + logvar.exp() - 1 - logvar).sum(dim=1).mean()
 
 
-def reconstruction(made: Tensor, wanted: Tensor) -> Tensor:
+def reconstruction_loss(decoded: Tensor, images: Tensor) -> Tensor:
     """The squared error of images, summed over their values, mean over the batch."""
-    return (made - wanted).square().flatten(1).sum(dim=1).mean()
+    return (decoded - images).square().flatten(1).sum(dim=1).mean()
 
 
-def drawn(mu: Tensor, logvar: Tensor) -> Tensor:
-    """One latent vector for each image, with a gradient to both heads."""
+def sample_latents(mu: Tensor, logvar: Tensor) -> Tensor:
+    """Samples one latent vector for each image, with a gradient to both heads."""
     return mu + torch.randn_like(mu) * (logvar / 2).exp()
 
 
@@ -82,11 +82,11 @@ class VaeLoss:
     pixels: Pixels
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Of a batch; every term is a mean over its examples."""
+        """The loss of a batch; every term is a mean over its examples."""
         if not self.lam:
             return F.cross_entropy(model(x), y)
         vae = unwrap(model)
         assert isinstance(vae, Vae)
         mu, logvar = vae.encode(x)
-        made = reconstruction(vae.decoder(drawn(mu, logvar)), self.pixels.unit(x))
-        return F.cross_entropy(vae.classifier(mu), y) + self.lam * (divergence(mu, logvar) + made)
+        error = reconstruction_loss(vae.decoder(sample_latents(mu, logvar)), self.pixels.to_unit(x))
+        return F.cross_entropy(vae.classifier(mu), y) + self.lam * (kl_from_standard_normal(mu, logvar) + error)

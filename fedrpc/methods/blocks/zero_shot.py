@@ -1,12 +1,12 @@
 """Zero-shot data generation (Fed-ZDA, Hao et al., 2021): labelled inputs from a network and its BatchNorm statistics.
 
-Equation 3: over the inputs alone, the squared distances of the mean and of the standard deviation that enter each
-BatchNorm layer from what it has kept, plus the cross-entropy of the wanted labels; the network is frozen.
+Equation 3 is minimised over the inputs, with the network frozen: the squared distances of the mean and the standard
+deviation at each BatchNorm layer's input from its running ones, plus the cross-entropy of the wanted labels.
 
-Where the paper is silent: Adam at 0.1 for 500 iterations; all classes in one balanced batch, for BatchNorm's statistics
-are of the mixture of classes; deviations are sqrt(variance + 1e-6) on both sides, the batch's variance biased; inputs
-stay in the range of the data from the start on, where it has one; the best of all iterates is kept. No jitter and no
-total variation.
+Where the paper is silent: Adam at 0.1 for 500 iterations; all classes in one balanced batch, because
+BatchNorm's statistics are of the mixture of classes; deviations are sqrt(variance + 1e-6) on both sides, with the
+biased variance of the batch; inputs are clamped to the bounds of the data, where it has any; the best of all iterates
+is kept. No jitter and no total variation.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from fedrpc.methods.blocks.updates import weigh_equally
 from fedrpc.methods.fedavg import Global, Update, check_update
 from fedrpc.methods.method import Params, Phase, refused
 from fedrpc.methods.runtime import Env
-from fedrpc.methods.tools import Reported
+from fedrpc.methods.tools import ReportedValue
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 
-REFUSES_DP_SGD = refused("DP-SGD needs a network without BatchNorm, whose statistics are what data is made from")
+REFUSES_DP_SGD = refused("DP-SGD needs a network without BatchNorm, whose statistics are what data is synthesised from")
 NO_FORMAL_DP = (
-    "real records are always trained on, and made ones come from models that were: the paper's (0, delta) has no delta "
-    "below the real fraction, is of one sample in one round, and is no protection of a record"
+    "clients always train on real records, and synthetic ones come from models that did: the paper's (0, delta) has no "
+    "delta below the real fraction, is of one sample in one round, and does not protect a record"
 )
 REPORTED = (
-    Reported("zda_real_fraction", "real fraction", "the largest share of own data in what a client trained on"),
-    Reported("formal_dp", "formal privacy", why="formal_dp_reason"),
+    ReportedValue("zda_real_fraction", "real fraction", "the largest share of own data in what a client trained on"),
+    ReportedValue("formal_dp", "formal privacy", why="formal_dp_reason"),
 )
 _EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
 class EqualUpdate(Update):
-    """Up: FedAvg's update, which counts in the mean like any other client's if it was trained on anything."""
+    """Up: FedAvg's update, with equal weight for every client that trained on any data."""
 
     weights: Tensors = part(Kind.WEIGHTS, averaged_by=weigh_equally)
 
@@ -56,27 +56,27 @@ FIT = Phase("fit", Global, EqualUpdate, same=("weights",), check=check_update)
 
 
 class ZeroShotParams(Params):
-    """The paper gives equation 3 and its three equal weights; the rest is silent there and chosen here."""
+    """The paper gives equation 3 and its three equal weights; all else is our choice."""
 
-    t_start: int = Field(80, ge=0, description="rounds before any data is made; the paper tries 80, 90 and 95 of 100")
-    samples_per_class: int = Field(64, ge=1, description="inputs made of each class by each inversion")
-    iterations: int = Field(500, ge=1, description="of an inversion")
-    synthesis_lr: float = Field(0.1, gt=0, description="of the Adam that moves the inputs")
-    mean_weight: float = Field(1.0, ge=0, description="of BatchNorm's means")
-    std_weight: float = Field(1.0, ge=0, description="of BatchNorm's standard deviations")
-    class_weight: float = Field(1.0, ge=0, description="of the cross-entropy")
+    t_start: int = Field(80, ge=0, description="first round with synthetic data; the paper tries 80, 90 and 95 of 100")
+    samples_per_class: int = Field(64, ge=1, description="inputs of each class in each inversion")
+    iterations: int = Field(500, ge=1, description="iterations of an inversion")
+    synthesis_lr: float = Field(0.1, gt=0, description="learning rate of the Adam that moves the inputs")
+    mean_weight: float = Field(1.0, ge=0, description="weight of BatchNorm's means")
+    std_weight: float = Field(1.0, ge=0, description="weight of BatchNorm's standard deviations")
+    class_weight: float = Field(1.0, ge=0, description="weight of the cross-entropy")
 
-    def makes(self, round_index: int) -> bool:
-        """Whether data is made in a round."""
+    def generates_in(self, round_index: int) -> bool:
+        """Whether data is synthesised in a round."""
         return round_index >= self.t_start
 
 
 @dataclass(frozen=True)
-class Made:
-    """A balanced batch of made inputs, on the CPU.
+class SyntheticBatch:
+    """A balanced batch of synthetic inputs, on the CPU.
 
     Attributes:
-        loss: Of equation 3; infinite when it never was a number, and then the inputs are noise.
+        loss: The value of equation 3; infinite when it was never finite, and the inputs are then noise.
         loss_at_start: The same before the first iteration.
     """
 
@@ -86,45 +86,45 @@ class Made:
     loss_at_start: float
 
     @property
-    def usable(self) -> bool:
-        """Whether the network could be inverted at all."""
+    def is_usable(self) -> bool:
+        """Whether the network could be inverted."""
         return math.isfinite(self.loss)
 
 
 Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
-def norm_layers(model: nn.Module) -> list[Norm]:
-    """The BatchNorm layers that keep statistics."""
+def find_norm_layers(model: nn.Module) -> list[Norm]:
+    """The BatchNorm layers that track statistics."""
     return [layer for layer in model.modules() if isinstance(layer, Norm) and layer.running_mean is not None]
 
 
 def require_statistics(what: str, model: nn.Module) -> None:
-    """Raises ConfigError for a network that there is nothing to make data from."""
-    if not norm_layers(model):
+    """Raises ConfigError for a network without BatchNorm statistics."""
+    if not find_norm_layers(model):
         raise ConfigError(
-            f"{what} makes data from the statistics that BatchNorm layers keep, but {type(model).__name__} has no such "
+            f"{what} synthesises data from the statistics of BatchNorm layers, but {type(model).__name__} has no such "
             "layer; choose another --model, such as zda-mnist or zda-cifar"
         )
 
 
-def balanced(num_classes: int, per_class: int) -> Tensor:
-    """Labels: so many of each class."""
+def build_balanced_labels(num_classes: int, per_class: int) -> Tensor:
+    """Labels, `per_class` of each class."""
     return torch.arange(num_classes).repeat_interleave(per_class)
 
 
 class MatchedNorm(torch.autograd.Function):
-    """BatchNorm in evaluation mode that also says how far its input's statistics are from the ones that it has kept.
+    """BatchNorm in evaluation mode that also measures how far its input's statistics are from the running ones.
 
-    Both in one backward pass of its own: autograd's through a mean and a variance takes as long as a convolution, and
-    torch's through a BatchNorm layer that has nothing to learn four times as long as what is left of it here.
+    Both share one backward pass, for speed: autograd's through a mean and a variance takes as long as a convolution,
+    and torch's through a frozen BatchNorm layer four times as long as this one.
     """
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, layer: Norm, weights: tuple[float, float]) -> tuple[Tensor, Tensor]:
-        """What the layer gives, and the squared distances of means and of deviations with their weights."""
+        """The layer's output, and the weighted squared distances of means and deviations."""
         assert layer.running_mean is not None and layer.running_var is not None, "only such layers are matched"
-        # What BatchNorm itself uses in training: several times as fast as `torch.var_mean`.
+        # The kernel of BatchNorm in training: several times as fast as `torch.var_mean`.
         mean, variance = torch.batch_norm_update_stats(z, None, None, 0.0)
         std = (variance + _EPSILON).sqrt()
         off_mean, off_std = mean - layer.running_mean, std - (layer.running_var + _EPSILON).sqrt()
@@ -135,27 +135,27 @@ class MatchedNorm(torch.autograd.Function):
         offset = (0 if layer.bias is None else layer.bias) - layer.running_mean * scale
         ctx.save_for_backward(z, scale, slope, shift)
         distance = weights[0] * off_mean.square().sum() + weights[1] * off_std.square().sum()
-        return torch.addcmul(_by_channel(offset, z), z, _by_channel(scale, z)), distance
+        return torch.addcmul(_shape_by_channel(offset, z), z, _shape_by_channel(scale, z)), distance
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_distance: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient that came through the scale, and shift + slope z of each channel."""
+        """The incoming gradient times the scale, plus shift + slope z for each channel."""
         z, *rest = ctx.saved_tensors
-        scale, slope, shift = (_by_channel(value, z) for value in rest)
+        scale, slope, shift = (_shape_by_channel(value, z) for value in rest)
         own = torch.addcmul(grad_distance * shift, z, grad_distance * slope)
         return own.addcmul_(grad, scale), None, None
 
 
-def _by_channel(values: Tensor, z: Tensor) -> Tensor:
+def _shape_by_channel(values: Tensor, z: Tensor) -> Tensor:
     return values.view(1, -1, *[1] * (z.dim() - 2))
 
 
 class Inversion:
-    """Moves a batch from noise to inputs that a network would have been trained on.
+    """Moves a batch from noise to inputs that resemble a network's training data.
 
     Args:
         model: Only read: a frozen copy of it is inverted.
-        start: The noise; it says the device too.
+        start: The noise, on the device to use.
         y: The wanted labels.
         bounds: The least and the greatest value of each channel, if there are any.
     """
@@ -166,11 +166,11 @@ class Inversion:
         require_statistics("zero-shot generation", model)
         self._params, self._y = params, y.to(start.device)
         self._bounds = tuple(bound.to(start.device) for bound in bounds) if bounds else None
-        # Of images the layout in which pooling and convolutions take half the time.
+        # For images: pooling and convolutions take half the time in this layout.
         layout = torch.channels_last if start.dim() == 4 else torch.contiguous_format
         self._frozen = copy.deepcopy(model).to(start.device).to(memory_format=layout).eval().requires_grad_(False)
-        for layer in norm_layers(self._frozen):
-            layer.forward = partial(self._norm, layer)  # type: ignore[method-assign]
+        for layer in find_norm_layers(self._frozen):
+            layer.forward = partial(self._apply_norm, layer)  # type: ignore[method-assign]
         self._distances: list[Tensor] = []
         self._x = start.clone(memory_format=layout)
         self._clamp()
@@ -178,15 +178,15 @@ class Inversion:
         self._best, self._best_loss = self._x.detach().clone(), math.inf
         self._losses: list[float] = []
 
-    def _norm(self, layer: Norm, z: Tensor) -> Tensor:
+    def _apply_norm(self, layer: Norm, z: Tensor) -> Tensor:
         weights = self._params.mean_weight, self._params.std_weight
         out: Tensor
         out, distance = MatchedNorm.apply(z, layer, weights)
         self._distances.append(distance)
         return out
 
-    def _judged(self) -> Tensor:
-        """The loss of the inputs as they are, which are kept if it is the least so far."""
+    def _evaluate(self) -> Tensor:
+        """The loss of the current inputs, which are kept if it is the least so far."""
         self._distances.clear()
         wrong = F.cross_entropy(self._frozen(self._x), self._y)
         loss = self._params.class_weight * wrong + torch.stack(self._distances).sum()
@@ -203,40 +203,40 @@ class Inversion:
             self._x.clamp_(*self._bounds)
 
     def advance(self, iterations: int, check: Callable[[], None] = lambda: None) -> None:
-        """Some iterations; `check` is called before each and may raise."""
+        """Runs some iterations; `check` is called before each and may raise."""
         for _ in range(iterations):
             check()
-            loss = self._judged()
+            loss = self._evaluate()
             self._adam.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             self._adam.step()
             self._clamp()
 
-    def made(self) -> Made:
-        """The best so far."""
+    def finish(self) -> SyntheticBatch:
+        """The best inputs so far."""
         with torch.no_grad():
-            self._judged()  # where the last step led
+            self._evaluate()  # the result of the last step
         best = self._best.to("cpu", memory_format=torch.contiguous_format)
-        return Made(best, self._y.cpu(), self._best_loss, self._losses[0])
+        return SyntheticBatch(best, self._y.cpu(), self._best_loss, self._losses[0])
 
 
-def inversion(
+def start_inversion(
     model: nn.Module, env: Env, params: ZeroShotParams, rng: np.random.Generator, device: torch.device
 ) -> Inversion:
-    """A balanced batch of the run's classes before its first iteration: standard normal noise."""
-    y = balanced(env.num_classes, params.samples_per_class)
+    """An inversion of a balanced batch of the run's classes, starting from standard normal noise."""
+    y = build_balanced_labels(env.num_classes, params.samples_per_class)
     noise = rng.standard_normal((len(y), *env.shape), np.float32)
     return Inversion(model, params, torch.from_numpy(noise).to(device), y, env.bounds)
 
 
-def privacy_record(env: Env, seen: Mapping[int, int]) -> dict[str, Any]:
-    """What a round's record says of privacy: the largest real fraction of any client, and that nothing follows from it.
+def build_privacy_record(env: Env, seen: Mapping[int, int]) -> dict[str, Any]:
+    """The privacy part of a round's record: the largest real fraction of any client, and that no guarantee follows.
 
     Args:
-        seen: How many examples, real and made, each client trained on.
+        seen: By client, the number of examples that it trained on, real and synthetic.
     """
     real = env.num_examples()
-    fractions = [real_fraction(real[client], count) for client, count in seen.items() if count]
+    fractions = [compute_real_fraction(real[client], count) for client, count in seen.items() if count]
     return {
         "zda_real_fraction": max(fractions, default=1.0),
         "formal_dp": "none",
@@ -244,6 +244,6 @@ def privacy_record(env: Env, seen: Mapping[int, int]) -> dict[str, Any]:
     }
 
 
-def real_fraction(num_real: int, num_seen: int) -> float:
-    """The share of a client's training set that is its own data; 1 where nothing was made."""
+def compute_real_fraction(num_real: int, num_seen: int) -> float:
+    """The share of own data in a client's training set; 1 without synthetic data."""
     return min(1.0, num_real / num_seen)

@@ -1,1 +1,1 @@
-"""FedDPMS: one method, its two halves, its latent means, their privacy and their bytes."""
+"""FedDPMS: messages, both halves, latent means, their privacy and their bytes."""

@@ -1,8 +1,8 @@
-"""The privacy of FedDPMS's latent means: the mechanism that holds, and what the paper claims beside what is true.
+"""The privacy of FedDPMS's latent means: the mechanism that has a guarantee, and the paper's claims beside an audit.
 
 The paper bounds one coordinate of one draw by the classic Gaussian mechanism, and its noise has three readings: sigma/m
-(sections 3.4 and A.7), sigma/sqrt(m) (A.8) and sigma (equation 1). What leaves a client is a whole vector, many times
-over: alpha draws around one mean are exactly one release with the noise of one draw over the root of alpha.
+(sections 3.4 and A.7), sigma/sqrt(m) (A.8) and sigma (equation 1). What leaves a client is a whole vector, many
+times: alpha draws around one mean are exactly one release with the noise of one draw over the root of alpha.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from fedrpc.methods.runtime import Env
-from fedrpc.methods.tools import Reported
+from fedrpc.methods.tools import ReportedValue
 from fedrpc.models.dpms import require_latent
 from fedrpc.privacy.gaussian import compute_classic_epsilon, solve_epsilon
 from fedrpc.privacy.mechanisms import Gaussian, Mechanism, no_guarantee
@@ -24,46 +24,46 @@ FILTERED = no_guarantee(
     "the rejection filter: what may leave depends on the client's own model, and no noise hides where that ends"
 )
 HOLDS = {
-    "paper": "no guarantee: the audited figures would hold only without the rejection filter, and for classes of m "
+    "paper": "no guarantee: the audited values would hold only without the rejection filter, and for classes of m "
     "examples or more",
     "private": "for the latent means alone, given the received model; weights and class indices are not covered",
 }
 
 
-def clipped(z: Tensor, bound: float) -> Tensor:
-    """Vectors of a 2-norm of at most `bound`, each in its own direction."""
+def clip_norms(z: Tensor, bound: float) -> Tensor:
+    """Scales vectors down to a 2-norm of at most `bound`."""
     shrunk: Tensor = z * (bound / z.norm(dim=1, keepdim=True).clamp_min(bound))
     return shrunk
 
 
-def sensitivity(latent: int, m: int, clip: float | None = None) -> float:
-    """How far one of m latent vectors in [0, 1] can move their mean, in the 2-norm, when it is replaced.
+def compute_sensitivity(latent: int, m: int, clip: float | None = None) -> float:
+    """The largest change of the mean of m latent vectors in [0, 1], in the 2-norm, when one is replaced.
 
     Args:
         latent: Length of a vector.
-        clip: The largest 2-norm of a vector, if it is cut.
+        clip: The largest 2-norm of a vector, if vectors are clipped.
     """
     across = math.sqrt(latent)
     return (across if clip is None else min(across, 2 * clip)) / m
 
 
-def covering(*, latent: int, alpha: int, m: int, sigma: float, clip: float) -> Mechanism:
-    """The Gaussian mechanism around means of exactly m vectors that were cut; a record is behind one mean alone."""
+def build_mechanism(*, latent: int, alpha: int, m: int, sigma: float, clip: float) -> Mechanism:
+    """The Gaussian mechanism for means of exactly m clipped vectors; a record is in one mean only."""
     return Gaussian(
         sigma,
-        sensitivity(latent, m, clip),
+        compute_sensitivity(latent, m, clip),
         draws=alpha,
         covers="between neighbours with the same label, conditional on the received model; not of weights and classes",
         parameters={"m": m, "latent": latent, "clip": clip, "unit": "record"},
     )
 
 
-def noise_readings(sigma: float, m: int) -> dict[str, float]:
-    """The standard deviation of the noise as each part of the paper has it."""
+def list_noise_readings(sigma: float, m: int) -> dict[str, float]:
+    """The standard deviation of the noise in each part of the paper."""
     return {"sigma/m": sigma / m, "sigma/sqrt(m)": sigma / math.sqrt(m), "sigma": sigma}
 
 
-def privacy_figures(
+def compute_epsilons(
     *, latent: int, alpha: int, n: int, m: int, sigma: float, clip: float | None = None
 ) -> list[dict[str, Any]]:
     """Claimed and audited epsilons of one client's means, a row for each reading and delta.
@@ -72,8 +72,8 @@ def privacy_figures(
         latent: Length of a latent vector.
         alpha: Draws around each mean.
         n: Means.
-        m: Latent vectors behind a mean.
-        clip: Their largest 2-norm, if they are cut.
+        m: Latent vectors in a mean.
+        clip: Their largest 2-norm, if they are clipped.
 
     Returns:
         Rows with `claimed` (one coordinate, one draw, classic bound), `one_draw` (the whole vector), `class_draws`
@@ -81,8 +81,8 @@ def privacy_figures(
         bound for any two neighbours).
     """
     rows = []
-    for reading, std in noise_readings(sigma, m).items():
-        mu = sensitivity(latent, m, clip) / std if std else math.inf
+    for reading, std in list_noise_readings(sigma, m).items():
+        mu = compute_sensitivity(latent, m, clip) / std if std else math.inf
         for delta in DELTAS:
             rows.append(
                 {
@@ -98,20 +98,20 @@ def privacy_figures(
     return rows
 
 
-def privacy_record(env: Env) -> dict[str, Any]:
-    """What the records of a run have: its setting, the figures of that, and when they hold."""
+def build_privacy_record(env: Env) -> dict[str, Any]:
+    """The privacy part of a run's records: its parameters, the epsilons, and when they hold."""
     params, latent = env.params, require_latent(env.model(), "feddpms").latent
     setting = {"latent": latent, "alpha": params.alpha, "n": params.n, "m": params.m, "sigma": params.sigma}
-    clip = None if params.filters else params.clip_for(latent)
-    rows = privacy_figures(**setting, clip=clip)
+    clip = None if params.filters else params.choose_clip(latent)
+    rows = compute_epsilons(**setting, clip=clip)
     return setting | {"clip": clip, "used": "sigma", "holds": HOLDS[params.mode], "rows": rows}
 
 
-def reported(*, filters: bool) -> tuple[Reported, ...]:
-    """What of it must be seen when a run ends; what is claimed or conditional says so in its heading.
+def list_reported_values(*, filters: bool) -> tuple[ReportedValue, ...]:
+    """The values to show when a run ends; the headings mark claims and conditions.
 
     Args:
-        filters: Whether clients reject draws, so that no audited figure holds for what left them.
+        filters: Whether clients filter copies, so that no audited value holds.
     """
     audited = "audited ε without filter" if filters else "audited ε"
     columns = {
@@ -123,6 +123,6 @@ def reported(*, filters: bool) -> tuple[Reported, ...]:
         "all_draws": f"{audited}: all draws",
     }
     about = "the paper has three readings of its noise; this run's is sigma itself"
-    means = Reported("latent_privacy.rows", "latent means", about, why="latent_privacy.holds", columns=columns)
+    means = ReportedValue("latent_privacy.rows", "latent means", about, why="latent_privacy.holds", columns=columns)
     passed = "share of draws for a class that passed the client's own filter"
-    return (Reported("acceptance", "acceptance", passed, spread=True), means) if filters else (means,)
+    return (ReportedValue("acceptance", "acceptance", passed, spread=True), means) if filters else (means,)

@@ -1,11 +1,9 @@
-"""Generated images as training data: how many by round, which of them, under what label, and for whom."""
+"""Generated images as training data: labels for them, pools of them, and each client's portion of a pool."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
-from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -15,53 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedrpc.methods.blocks.mixup import EndlessOrder
+from fedrpc.methods.method import ClientId, Round
+from fedrpc.methods.mpgan.messages import AUGMENT, LabelledPortion, State
+from fedrpc.methods.mpgan.schedule import count_added_images
+
+Candidates = tuple[Tensor, Tensor, Tensor]  # images, their labels, and which of these are confident
+Labeller = Callable[[Tensor, Tensor | None], Candidates]  # of images and the labels that they were generated for
 
 
 @dataclass(frozen=True)
-class Level:
-    """From a round on, every client has this many generated images for each of its own."""
-
-    start: int
-    a_f: str  # as it was written, so that 0.29 of 100 is 29
-
-    def images(self, num_examples: int) -> int:
-        """How many, rounded down."""
-        return int(Fraction(self.a_f) * num_examples)
-
-
-def schedule(text: str) -> tuple[Level, ...]:
-    """The levels of "0.1", or of "0.01,100:0.1": 0.01 at first, 0.1 from round 100 on.
-
-    Raises:
-        ValueError: It does not read like that, or a later level is not above the one before.
-    """
-    levels = []
-    for number, item in enumerate(text.split(",")):
-        start, sign, a_f = item.strip().rpartition(":")
-        if bool(sign) != bool(number):
-            raise ValueError(f"expected a_f like 0.1 or 0.01,100:0.1, got '{text}'")
-        try:
-            levels.append(Level(int(start or 0), a_f.strip()))
-            Fraction(levels[-1].a_f)
-        except (ValueError, ZeroDivisionError):
-            raise ValueError(f"expected a_f like 0.1 or 0.01,100:0.1, got '{text}'") from None
-    if Fraction(levels[0].a_f) < 0:
-        raise ValueError(f"a_f must be 0 or more, got '{text}'")
-    for one, two in pairwise(levels):
-        if one.start >= two.start or Fraction(one.a_f) >= Fraction(two.a_f):
-            raise ValueError(f"a_f can only rise, from round to later round, got '{text}'")
-    return tuple(levels)
-
-
-def added(levels: Sequence[Level], index: int, num_examples: int) -> int:
-    """How many images a level adds to those of the levels before."""
-    before = levels[index - 1].images(num_examples) if index else 0
-    return levels[index].images(num_examples) - before
-
-
-@dataclass(frozen=True)
-class Labelled:
-    """Images that were accepted under a label, and what it took."""
+class LabelledPool:
+    """Labelled images, and how many were generated for them."""
 
     x: Tensor
     y: Tensor
@@ -69,8 +31,8 @@ class Labelled:
     num_candidates: int
     num_confident: int
 
-    def record(self, num_classes: int) -> dict[str, Any]:
-        """For records.jsonl."""
+    def build_record(self, num_classes: int) -> dict[str, Any]:
+        """The pool's entry in records.jsonl."""
         return {
             "wanted": self.num_wanted,
             "candidates": self.num_candidates,
@@ -81,47 +43,67 @@ class Labelled:
         }
 
 
-Candidates = tuple[Tensor, Tensor, Tensor]  # images, their labels, and which of these are good enough
-
-
-def judged_by(classifier: nn.Module, tau: float, device: torch.device) -> Callable[[Tensor], Candidates]:
-    """Labels by a classifier, good enough where its confidence is `tau` at least."""
+def build_labeller(classifier: nn.Module, tau: float, device: torch.device) -> Labeller:
+    """A labeller that asks a classifier; a label is confident where its probability is at least `tau`."""
     classifier = classifier.to(device).eval()
 
     @torch.no_grad()
-    def judge(x: Tensor) -> Candidates:
+    def label(x: Tensor, _: Tensor | None) -> Candidates:
         confidence, y = F.softmax(classifier(x.to(device)), dim=1).max(dim=1)
         return x, y.cpu(), confidence.cpu() >= tau
 
-    return judge
+    return label
 
 
-def accepted(batches: Iterator[Candidates], num_wanted: int, num_classes: int, max_candidates: int) -> Labelled:
-    """Images with a good label, as many of each class, until there are enough.
+def collect_pool(batches: Iterator[Candidates], num_wanted: int, num_classes: int, max_candidates: int) -> LabelledPool:
+    """Collects images with confident labels, the same number of each class, until there are enough.
 
     Args:
-        batches: Without end.
-        max_candidates: After so many no more are looked at: a class that is never seen must not hold up a run.
+        batches: Endless.
+        max_candidates: The search stops here: a class that never appears must not hold up a run.
     """
-    room = torch.full((num_classes,), ceil(num_wanted / num_classes))
+    quota = torch.full((num_classes,), ceil(num_wanted / num_classes))
     xs: list[Tensor] = []
     ys: list[Tensor] = []
     num_kept = candidates = confident = 0
     while num_kept < num_wanted and candidates < max_candidates:
         x, y, good = next(batches)
         candidates, confident = candidates + len(y), confident + int(good.sum())
-        rows = [row for row in good.nonzero()[:, 0].tolist() if _takes(room, int(y[row]))][: num_wanted - num_kept]
+        rows = [row for row in good.nonzero()[:, 0].tolist() if _take_slot(quota, int(y[row]))]
+        rows = rows[: num_wanted - num_kept]
         xs.append(x[rows])
         ys.append(y[rows])
         num_kept += len(rows)
-    return Labelled(torch.cat(xs), torch.cat(ys), num_wanted, candidates, confident)
+    return LabelledPool(torch.cat(xs), torch.cat(ys), num_wanted, candidates, confident)
 
 
-def _takes(room: Tensor, label: int) -> bool:
-    room[label] -= 1
-    return bool(room[label] >= 0)
+def _take_slot(quota: Tensor, label: int) -> bool:
+    quota[label] -= 1
+    return bool(quota[label] >= 0)
 
 
-def drawn(pool_size: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """A client's random images of a pool; a larger count only adds to a smaller one, a small pool is repeated."""
+def sample_rows(pool_size: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """A client's random rows of a pool; a larger count extends a smaller one, and a small pool is repeated."""
     return EndlessOrder(rng, pool_size).take(count)
+
+
+async def distribute_level(state: State, rnd: Round[Any], index: int) -> dict[ClientId, int]:
+    """Sends one level's images to the clients of the cohort that lack only them.
+
+    Returns:
+        By client, the number of levels that it then holds.
+    """
+    lacking = [client for client in rnd.cohort if state.given.get(client, 0) == index]
+    sizes = {client: count_added_images(rnd.params.levels, index, rnd.env.num_examples()[client]) for client in lacking}
+    x, y = state.made[index], state.labels[index]
+    messages = {}
+    for client, size in sizes.items():
+        if size:
+            # The level counts too, so that a rise of A_f samples the new pool independently.
+            rows = torch.from_numpy(sample_rows(len(y), size, rnd.rng(f"assign-{index}", client)))
+            messages[client] = LabelledPortion(index, x[rows], y[rows])
+    holding = {client for client, size in sizes.items() if not size}
+    if messages:
+        holding |= {reply.client async for reply in rnd.ask(AUGMENT, messages, quorum=0)}
+        rnd.record(**{f"given_{index}": {client: sizes[client] for client in sorted(holding)}})
+    return state.given | dict.fromkeys(sorted(holding), index + 1)

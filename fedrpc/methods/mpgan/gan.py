@@ -1,8 +1,8 @@
-"""The game of MP-GAN: a generator of several paths against discriminators that only send back gradients of images.
+"""MP-GAN's losses and steps: a generator of several paths against discriminators that only return gradients of images.
 
-A discriminator (a judge) gives a logit for each image, real against generated; one with an auxiliary head gives
-(batch, 1 + classes), and then labels join both losses. Real images and those of each path pass it separately, for
-BatchNorm would mix them.
+A discriminator gives a logit for each image, real against generated; one with an auxiliary head gives
+(batch, 1 + classes), and labels then enter both losses. Real images and those of each path pass through it separately,
+because BatchNorm would mix them.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ class MultiPath(nn.Module):
     """Independent generators side by side; they share their noise and no parameter.
 
     Args:
-        num_paths: How many.
-        make: Makes one, with initial weights of its own.
+        num_paths: The number of generators.
+        build: Builds one, with initial weights of its own.
     """
 
-    def __init__(self, num_paths: int, make: Callable[[], nn.Module]) -> None:
+    def __init__(self, num_paths: int, build: Callable[[], nn.Module]) -> None:
         super().__init__()
-        self.paths = nn.ModuleList(make() for _ in range(num_paths))
+        self.paths = nn.ModuleList(build() for _ in range(num_paths))
 
     def forward(self, z: Tensor) -> Tensor:
-        """What each path makes of the same noise, of shape (paths, batch, ...)."""
+        """The images that each path generates from the same noise, of shape (paths, batch, ...)."""
         return torch.stack([path(z) for path in self.paths])
 
 
-def adam(network: nn.Module, lr: float) -> torch.optim.Adam:
-    """One Adam for a network; it moves each value by itself, so one for all paths is one for each path."""
+def build_adam(network: nn.Module, lr: float) -> torch.optim.Adam:
+    """One Adam for a network; it moves each value on its own, so one for all paths equals one for each path."""
     return torch.optim.Adam(network.parameters(), lr=lr, betas=BETAS)
 
 
-def packed(network: nn.Module, optimizer: torch.optim.Adam) -> Tensor:
-    """A network and its Adam as one float32 tensor: a store spends more on each tensor than on a small one's values."""
+def pack(network: nn.Module, optimizer: torch.optim.Adam) -> Tensor:
+    """A network and its Adam as one float32 tensor: a store has a cost for each tensor, and most of these are small."""
     values = [*network.state_dict().values()]
     for parameter in network.parameters():
         slots = optimizer.state[parameter]
@@ -50,7 +50,7 @@ def packed(network: nn.Module, optimizer: torch.optim.Adam) -> Tensor:
 
 
 def unpack(network: nn.Module, optimizer: torch.optim.Adam, values: Tensor) -> None:
-    """Gives both what `packed` took."""
+    """Loads what `pack` returned into a network and its Adam."""
     left = values
 
     def take(like: Tensor) -> Tensor:
@@ -69,47 +69,52 @@ def unpack(network: nn.Module, optimizer: torch.optim.Adam, values: Tensor) -> N
         raise ValueError(f"{len(left)} values too many for {type(network).__name__}")
 
 
-def _verdict(judge: nn.Module, x: Tensor, wanted: float, y: Tensor | None) -> Tensor:
-    """How far a judge is from calling images real (`wanted` of 1) and of their classes, mean over the batch."""
-    logits = judge(x)
+def _batch_loss(discriminator: nn.Module, x: Tensor, target: float, y: Tensor | None) -> Tensor:
+    """The loss of a discriminator that should give `target` (1 is real) and the labels, mean over the batch."""
+    logits = discriminator(x)
     real = logits if y is None else logits[:, 0]
-    loss = F.binary_cross_entropy_with_logits(real, torch.full_like(real, wanted))
+    loss = F.binary_cross_entropy_with_logits(real, torch.full_like(real, target))
     return loss if y is None else loss + F.cross_entropy(logits[:, 1:], y)
 
 
-def judge_loss(
-    judge: nn.Module, real: Tensor, made: Tensor, smoothing: float, real_y: Tensor | None, made_y: Tensor | None
+def discriminator_loss(
+    discriminator: nn.Module,
+    real: Tensor,
+    generated: Tensor,
+    smoothing: float,
+    real_y: Tensor | None,
+    generated_y: Tensor | None,
 ) -> Tensor:
-    """A discriminator's loss: half of real images, half of the mean over the paths.
+    """A discriminator's loss: half on real images, half on generated ones, as a mean over the paths.
 
     Args:
-        made: Of shape (paths, batch, ...).
-        smoothing: What real images should be called; below 1 the judge does not grow too sure.
-        real_y: Labels for a judge with an auxiliary head, else None.
-        made_y: The same of generated images.
+        generated: Of shape (paths, batch, ...).
+        smoothing: The target for real images; below 1 the discriminator becomes less certain.
+        real_y: Labels for a discriminator with an auxiliary head, else None.
+        generated_y: The same for generated images.
     """
-    of_paths = torch.stack([_verdict(judge, images, 0.0, made_y) for images in made])
-    return (_verdict(judge, real, smoothing, real_y) + of_paths.mean()) / 2
+    by_path = torch.stack([_batch_loss(discriminator, images, 0.0, generated_y) for images in generated])
+    return (_batch_loss(discriminator, real, smoothing, real_y) + by_path.mean()) / 2
 
 
-def generator_loss(judge: nn.Module, made: Tensor, y: Tensor | None) -> Tensor:
+def generator_loss(discriminator: nn.Module, generated: Tensor, y: Tensor | None) -> Tensor:
     """The non-saturating loss of a generator, a sum over its paths."""
-    return torch.stack([_verdict(judge, images, 1.0, y) for images in made]).sum()
+    return torch.stack([_batch_loss(discriminator, images, 1.0, y) for images in generated]).sum()
 
 
-def feedback_on(judge: nn.Module, made: Tensor, y: Tensor | None) -> tuple[Tensor, float]:
+def compute_feedback(discriminator: nn.Module, generated: Tensor, y: Tensor | None) -> tuple[Tensor, float]:
     """The generator loss's gradient with respect to the images, and the loss itself."""
-    images = made.detach().clone().requires_grad_()
-    loss = generator_loss(judge, images, y)
+    images = generated.detach().clone().requires_grad_()
+    loss = generator_loss(discriminator, images, y)
     (gradient,) = torch.autograd.grad(loss, images)
     return gradient, float(loss.detach())
 
 
 class Generation:
-    """The server's side of one step: images that remember where they came from, until feedback on them is in.
+    """The server's side of one step: images with their graph, until all feedback on them has arrived.
 
     Args:
-        optimizer: Of the generator.
+        optimizer: The generator's.
         images: With their graph, of shape (paths, batch, ...).
         diversity: Weight of a term that pushes paths apart.
     """
@@ -124,23 +129,25 @@ class Generation:
         return self._images.detach().cpu()
 
     def add(self, *feedback: Tensor) -> None:
-        """Adds some clients' feedback."""
+        """Adds the feedback of some clients."""
         for one in feedback:
             self._mean.add({"images": one}, 1.0)
 
     def learn(self) -> None:
-        """Moves every path along the mean of all feedback; without any, nothing moves."""
+        """Moves every path along the mean of all feedback; without any feedback nothing moves."""
         if not self._mean.total:
             return
         self._optimizer.zero_grad(set_to_none=True)
         feedback = self._mean.value["images"].to(self._images)
         if self._diversity:
-            torch.autograd.backward([self._images, self._diversity * alikeness(self._images)], [feedback, None])
+            torch.autograd.backward(
+                [self._images, self._diversity * path_similarity_loss(self._images)], [feedback, None]
+            )
         else:
             self._images.backward(feedback)  # type: ignore[no-untyped-call]
         self._optimizer.step()
 
 
-def alikeness(images: Tensor) -> Tensor:
-    """1 where all paths make the same of the same noise, less the farther apart they are."""
+def path_similarity_loss(images: Tensor) -> Tensor:
+    """1 where all paths give the same images for the same noise, less the farther apart they are."""
     return torch.exp(-(images[:, None] - images[None]).abs().mean())

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from fedrpc.methods.fedavg import FedAvg, Global, Update
 from fedrpc.methods.method import ClientContext, Env, Loss, Params, Round, allowed, on
+from fedrpc.methods.mpgan.client import sample_real
 from fedrpc.methods.mpgan.gan import MultiPath
-from fedrpc.methods.mpgan.method import GAN_STEP, Feedback, Made, MpGan, Player
+from fedrpc.methods.mpgan.messages import GAN_STEP, Feedback, GeneratedImages, StoredDiscriminator
+from fedrpc.methods.mpgan.method import MpGan
 from fedrpc.training.losses import cross_entropy
 
 _PATIENCE_S = 150.0
@@ -77,7 +79,7 @@ class Gated(FedAvg):
 
 
 def wide(shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """A network of nine chunks that is cheap to judge."""
+    """A network of nine chunks that is cheap to evaluate."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 2900), nn.ReLU(), nn.Linear(2900, num_classes))
 
 
@@ -106,15 +108,15 @@ class ToyGan(MpGan):
 
     name = "toygan"
 
-    def generator(self, env: Env) -> nn.Module:
+    def build_generator(self, env: Env) -> nn.Module:
         shape = (env.shape[0], env.params.size, env.params.size)
-        make = lambda: nn.Sequential(nn.Linear(env.params.noise_dim, math.prod(shape)), nn.Unflatten(1, shape))  # noqa: E731
-        return env.build("toygan-generator", lambda: MultiPath(env.params.paths, make))
+        build = lambda: nn.Sequential(nn.Linear(env.params.noise_dim, math.prod(shape)), nn.Unflatten(1, shape))  # noqa: E731
+        return env.build("toygan-generator", lambda: MultiPath(env.params.paths, build))
 
-    def discriminator(self, env: Env) -> nn.Module:
+    def build_discriminator(self, env: Env) -> nn.Module:
         floats = env.shape[0] * env.params.size**2
-        make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(floats, 1), nn.Flatten(0))  # noqa: E731
-        return env.build("toygan-discriminator", make)
+        build = lambda: nn.Sequential(nn.Flatten(), nn.Linear(floats, 1), nn.Flatten(0))  # noqa: E731
+        return env.build("toygan-discriminator", build)
 
 
 class HandGan(ToyGan):
@@ -126,16 +128,16 @@ class HandGan(ToyGan):
     name = "handgan"
 
     @on(GAN_STEP)
-    def gan_step(self, ctx: ClientContext, msg: Made) -> Feedback:
-        made = msg.images.numpy().reshape(-1, math.prod(msg.images.shape[2:]))
-        kept = ctx.store.get("discriminator", Player)
-        slope = np.zeros(made.shape[1], np.float32) if kept is None else kept.values.numpy()
-        x = np.concatenate([self._real(ctx, len(made))[0].numpy().reshape(made.shape), made])
-        wanted = np.repeat(np.float32([1, 0]), len(made))
+    def gan_step(self, ctx: ClientContext, msg: GeneratedImages) -> Feedback:
+        generated = msg.images.numpy().reshape(-1, math.prod(msg.images.shape[2:]))
+        kept = ctx.store.get("discriminator", StoredDiscriminator)
+        slope = np.zeros(generated.shape[1], np.float32) if kept is None else kept.values.numpy()
+        x = np.concatenate([sample_real(ctx, len(generated))[0].numpy().reshape(generated.shape), generated])
+        wanted = np.repeat(np.float32([1, 0]), len(generated))
         error = 1 / (1 + np.exp(-x @ slope)) - wanted
         slope = slope - ctx.params.lr * (error @ x) / len(x)
-        doubt = 1 / (1 + np.exp(made @ slope))  # that what was made is real
-        feedback = (-doubt[:, None] * slope / len(made)).astype(np.float32)
-        ctx.store.put("discriminator", Player(torch.from_numpy(slope.astype(np.float32))))
+        doubt = 1 / (1 + np.exp(generated @ slope))  # the probability that a generated image is not real
+        feedback = (-doubt[:, None] * slope / len(generated)).astype(np.float32)
+        ctx.store.put("discriminator", StoredDiscriminator(torch.from_numpy(slope.astype(np.float32))))
         losses = float(np.square(error).mean()), float(-np.log1p(-doubt).mean())
         return Feedback(torch.from_numpy(feedback).reshape(msg.images.shape), *losses)

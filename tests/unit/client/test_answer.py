@@ -226,10 +226,10 @@ def test_what_torch_draws_depends_on_the_question_alone(desk, tmp_path):
 def test_a_client_evaluates_a_model_on_its_own_test_data(tmp_path):
     problem = problem_of("fedavg", local_test=0.5)
     desk = Desk(tmp_path, problem)
-    got = body(desk.ask(Candidate(read_tensors(problem.network())), phase="evaluate"), ClientEvaluation)
-    test = problem.client_data(1).test
+    got = body(desk.ask(Candidate(read_tensors(problem.copy_network())), phase="evaluate"), ClientEvaluation)
+    test = problem.load_client_data(1).test
     assert got.num_examples == len(test) > 0
-    model = problem.network().eval()
+    model = problem.copy_network().eval()
     x, y = test.all()
     with torch.no_grad():
         logits = model(x)
@@ -241,7 +241,7 @@ def test_a_client_evaluates_a_model_on_its_own_test_data(tmp_path):
 def test_a_client_without_test_data_evaluates_nothing(tmp_path):
     problem = problem_of("fedavg")
     desk = Desk(tmp_path, problem)
-    got = body(desk.ask(Candidate(read_tensors(problem.network())), phase="evaluate"), ClientEvaluation)
+    got = body(desk.ask(Candidate(read_tensors(problem.copy_network())), phase="evaluate"), ClientEvaluation)
     assert got == ClientEvaluation(0, 0, 0.0)
     desk.store.close()
 

@@ -35,7 +35,7 @@ def context(store, problem=None, client=1, stop=None, spent=tuple, **question) -
     problem = problem or problem_of("fedavg", train={"lr": 0.1, "lr_decay": 0.5})
     return AnswerContext(
         problem,
-        problem.client_data(client),
+        problem.load_client_data(client),
         client,
         Envelope("task", phase="fit", **question),
         device=CPU,
@@ -131,7 +131,7 @@ def test_no_two_clients_share_an_example(tmp_path: Path):
     problem = problem_of("fedavg", local_test=0.2)
     seen: set[int] = set()
     for client in range(4):
-        train, test = problem.local_indices(client)
+        train, test = problem.split_client_indices(client)
         mine = {*train.tolist(), *test.tolist()}
         assert len(mine) == len(train) + len(test)
         assert not mine & seen
@@ -216,7 +216,7 @@ def test_a_round_goes_on_without_clients_that_have_nothing_left_to_spend():
     assert compute_epsilon(((1.0, 0.5, 2),), 1e-5) < budget < compute_epsilon(((1.0, 0.5, 4),), 1e-5)
 
     class Uneven(SmallProblem):
-        def local_indices(self, client):
+        def split_client_indices(self, client):
             return np.arange(16 if client == 0 else 8) + 16 * client, np.arange(0)
 
     config = problem_of("fedavg", privacy={"dp_sgd": dp, "epsilon_budget": budget}).config

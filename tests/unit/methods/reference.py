@@ -37,7 +37,7 @@ def combine(*terms: tuple[float, Arrays]) -> Arrays:
 
 
 def examples(problem: Problem, client: int) -> tuple[np.ndarray, np.ndarray]:
-    x, y = problem.client_data(client).train.all()
+    x, y = problem.load_client_data(client).train.all()
     return x.reshape(len(y), -1).double().numpy(), y.numpy()
 
 

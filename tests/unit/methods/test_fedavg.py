@@ -1,4 +1,4 @@
-"""FedAvg against its oracles: means of models, one central step, and who has a say."""
+"""FedAvg against reference results: means of models, one central step, and which clients count."""
 
 from __future__ import annotations
 
@@ -23,82 +23,84 @@ from tests.fakes import InMemoryFederation, Played, mlp, problem_of, run_in_memo
 FULL = {"train": {"epochs": 1, "batch_size": 1000, "lr": 0.5}}
 
 
-def same(one: Tensors, two: Tensors) -> bool:
+def are_equal(one: Tensors, two: Tensors) -> bool:
     return list(one) == list(two) and all(torch.equal(one[name], two[name]) for name in one)
 
 
-def answered(weights_of: dict[int, tuple[Tensors, int]]) -> Tensors:
-    """What the server half makes of these answers."""
+def average_answers(weights_of: dict[int, tuple[Tensors, int]]) -> Tensors:
+    """The server half's next model from these answers."""
 
-    async def replies(phase, message, check=None):
+    async def reply(phase, message, check=None):
         assert phase is FIT
         for client, (weights, count) in weights_of.items():
             yield Reply(client, Update(weights, count, torch.zeros(1, dtype=torch.float64)))
 
     with InMemoryFederation(problem_of("fedavg")) as federation:
         rnd = federation.stage(0)
-        rnd._ask = replies
+        rnd._ask = reply
         return asyncio.run(FedAvg().round(Global({}), rnd)).weights
 
 
-def model(seed: int) -> Tensors:
+def make_weights(seed: int) -> Tensors:
     torch.manual_seed(seed)
     network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     network[1].num_batches_tracked += seed
     return read_tensors(network)
 
 
-# (a) to (e) of the card
+# Means
 
 
-def test_a_identical_client_models_are_unchanged():
-    assert same(answered({0: (model(1), 5), 1: (model(1), 17), 2: (model(1), 1)}), model(1))
+def test_identical_client_models_are_unchanged():
+    assert are_equal(
+        average_answers({0: (make_weights(1), 5), 1: (make_weights(1), 17), 2: (make_weights(1), 1)}), make_weights(1)
+    )
 
 
-def test_b_one_client_is_its_model():
-    assert same(answered({3: (model(2), 9)}), model(2))
+def test_the_mean_of_one_client_is_its_model():
+    assert are_equal(average_answers({3: (make_weights(2), 9)}), make_weights(2))
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet:0.3"])
-def test_c_a_full_batch_step_is_a_central_step_on_the_pooled_data(partition):
+def test_a_full_batch_step_is_a_central_step_on_the_pooled_data(partition):
     problem = problem_of("fedavg", build=mlp, partition=partition, **FULL)
     got = run_in_memory(problem, 1).weights
-    central = problem.network()
-    parts = [problem.client_data(client).train.all() for client in range(4)]
+    central = problem.copy_network()
+    parts = [problem.load_client_data(client).train.all() for client in range(4)]
     assert len({len(y) for _, y in parts}) > 1 or partition == "iid"
     cross_entropy(central, torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])).backward()
     torch.optim.SGD(central.parameters(), lr=0.5).step()
     for name, wanted in read_tensors(central).items():
         scale = float(wanted.abs().max())
         assert torch.allclose(got[name], wanted, rtol=1e-6, atol=scale * 1e-6), name
-    moved = max(float((got[name] - start).abs().max()) for name, start in read_tensors(problem.network()).items())
-    assert moved > 1e-3, "a step was made"
+    moved = max(float((got[name] - start).abs().max()) for name, start in read_tensors(problem.copy_network()).items())
+    assert moved > 1e-3, "the model moved"
 
 
-def test_c_only_the_sampled_clients_count():
+def test_only_the_sampled_clients_count():
     problem = problem_of("fedavg", build=mlp, fraction=0.5, **FULL)
     played = run_in_memory(problem, 1)
     [cohort] = played.cohorts
     assert len(cohort) == 2
-    central = problem.network()
-    parts = [problem.client_data(client).train.all() for client in cohort]
+    central = problem.copy_network()
+    parts = [problem.load_client_data(client).train.all() for client in cohort]
     cross_entropy(central, torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])).backward()
     torch.optim.SGD(central.parameters(), lr=0.5).step()
     for name, wanted in read_tensors(central).items():
         assert torch.allclose(played.weights[name], wanted, rtol=1e-6, atol=float(wanted.abs().max()) * 1e-6), name
 
 
-def test_d_the_order_of_clients_does_not_matter():
-    models = {client: (model(client), client + 1) for client in range(4)}
-    wanted = answered(models)
+def test_the_order_of_clients_does_not_matter():
+    models = {client: (make_weights(client), client + 1) for client in range(4)}
+    wanted = average_answers(models)
     for order in itertools.permutations(models):
-        got = answered({client: models[client] for client in order})
+        got = average_answers({client: models[client] for client in order})
         assert all(torch.allclose(got[name].double(), wanted[name].double(), rtol=1e-7) for name in wanted)
 
 
-def test_e_every_coordinate_lies_within_the_clients():
-    models = {client: (model(client), 10**client) for client in range(4)}
-    got = answered(models)
+def test_every_coordinate_lies_within_the_clients_range():
+    models = {client: (make_weights(client), 10**client) for client in range(4)}
+    got = average_answers(models)
     for name, value in got.items():
         stacked = torch.stack([weights[name] for weights, _ in models.values()])
         low, high = stacked.min(0).values, stacked.max(0).values
@@ -108,16 +110,16 @@ def test_e_every_coordinate_lies_within_the_clients():
 
 
 def test_batchnorm_statistics_are_averaged_and_its_counter_is_the_largest():
-    got = answered({0: (model(2), 1), 1: (model(5), 3)})
+    got = average_answers({0: (make_weights(2), 1), 1: (make_weights(5), 3)})
     assert got["1.num_batches_tracked"].item() == 5
-    wanted = (model(2)["0.weight"].double() + 3 * model(5)["0.weight"].double()) / 4
+    wanted = (make_weights(2)["0.weight"].double() + 3 * make_weights(5)["0.weight"].double()) / 4
     assert torch.equal(got["0.weight"], wanted.float())
 
 
 def test_a_client_without_data_changes_nothing():
-    assert same(answered({0: (model(1), 4), 1: (model(9), 0)}), model(1))
+    assert are_equal(average_answers({0: (make_weights(1), 4), 1: (make_weights(9), 0)}), make_weights(1))
     with pytest.raises(QuorumError):
-        answered({0: (model(1), 0)})
+        average_answers({0: (make_weights(1), 0)})
 
 
 # Whole runs
@@ -137,7 +139,7 @@ def test_a_run_learns(played):
     assert len(played.states) == 4
 
 
-def test_the_same_seed_is_the_same_model_and_another_is_another(played):
+def test_the_model_depends_on_the_seed(played):
     again = run_in_memory(problem_of("fedavg", fraction=0.75, train={"epochs": 2}), 3)
     assert again.sha256 == played.sha256
     assert run_in_memory(problem_of("fedavg", fraction=0.75, train={"epochs": 2}, seed=8), 3).sha256 != played.sha256
@@ -152,8 +154,8 @@ def test_losses_of_every_answer_are_recorded(played):
 def test_a_missing_client_is_left_out_of_the_mean():
     problem = problem_of("fedavg", build=mlp, **FULL)
     got = run_in_memory(problem, 1, absent=lambda index, phase, step, client: client == 2).weights
-    central = problem.network()
-    parts = [problem.client_data(client).train.all() for client in (0, 1, 3)]
+    central = problem.copy_network()
+    parts = [problem.load_client_data(client).train.all() for client in (0, 1, 3)]
     cross_entropy(central, torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])).backward()
     torch.optim.SGD(central.parameters(), lr=0.5).step()
     for name, wanted in read_tensors(central).items():
@@ -165,14 +167,14 @@ def test_too_few_answers_end_the_run():
         run_in_memory(problem_of("fedavg"), 1, absent=lambda index, phase, step, client: client > 0)
 
 
-def test_there_is_no_set_up_and_no_end():
+def test_there_is_no_setup_and_no_finalize():
     assert not FedAvg.overrides("setup")
     assert not FedAvg.overrides("finalize")
 
 
-def test_the_cost_is_the_cards():
+def test_the_cost_is_the_papers_formula():
     problem = problem_of("fedavg", train={"epochs": 3})
-    weights = read_tensors(problem.network())
+    weights = read_tensors(problem.copy_network())
     cost = FedAvg().cost(build_shapes(problem, weights, [[0, 1], [3]]))
     theta = sum(t.numel() for t in weights.values() if t.is_floating_point())
     counters = sum(not t.is_floating_point() for t in weights.values())
@@ -191,27 +193,27 @@ def test_the_cost_is_the_cards():
     ],
     ids=["count", "dtype", "shape"],
 )
-def test_an_answer_that_makes_no_sense_is_noticed(answer):
+def test_an_invalid_answer_is_refused(answer):
     assert FIT.check is not None
     with pytest.raises(ValueError, match="an update needs"):
         FIT.check(Global({}), answer)
     FIT.check(Global({}), Update({}, 0, torch.zeros(2, dtype=torch.float64)))
 
 
-def test_clients_train_the_model_that_they_got():
+def test_clients_train_the_model_that_they_received():
     problem = problem_of("fedavg", train={"epochs": 0})
     with InMemoryFederation(problem) as federation:
-        start = model_of(problem, 5)
+        start = build_weights(problem, 5)
 
         async def play() -> Tensors:
             return (await problem.method.round(Global(start), federation.stage(0))).weights
 
-        assert same(asyncio.run(play()), start)
+        assert are_equal(asyncio.run(play()), start)
 
 
-def model_of(problem, seed: int) -> Tensors:
+def build_weights(problem, seed: int) -> Tensors:
     torch.manual_seed(seed)
-    network = problem.network()
+    network = problem.copy_network()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_()

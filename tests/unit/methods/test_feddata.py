@@ -12,17 +12,17 @@ import torch
 
 from fedrpc.client.store import ClientStore, Transaction
 from fedrpc.errors import ConfigError
-from fedrpc.methods.blocks.pool import POOL, Nothing, share
+from fedrpc.methods.blocks.pool import POOL, Nothing, count_shared
 from fedrpc.methods.cost import Shapes
 from fedrpc.methods.fedavg import Global, Update
-from fedrpc.methods.feddata import FedData, Samples, packed, unpacked, without
+from fedrpc.methods.feddata import FedData, Samples, pack, remove_own, unpack
 from fedrpc.methods.runtime import ClientContext
 from fedrpc.problem import Problem
 from fedrpc.wire.kinds import Kind
 from tests.fakes import InMemoryFederation, problem_of, run_in_memory
 
 
-def pools(problem: Problem, folder: Path) -> list[Samples | None]:
+def read_pools(problem: Problem, folder: Path) -> list[Samples | None]:
     """What every client keeps."""
     found = []
     for client in range(problem.config.clients):
@@ -32,21 +32,21 @@ def pools(problem: Problem, folder: Path) -> list[Samples | None]:
     return found
 
 
-def items(samples: Samples) -> Counter[tuple[int, bytes]]:
+def count_items(samples: Samples) -> Counter[tuple[int, bytes]]:
     return Counter((int(y), x.numpy().tobytes()) for x, y in zip(samples.x, samples.y, strict=True))
 
 
 def test_pool_is_the_disjoint_union_less_own_items(tmp_path: Path) -> None:
     problem = problem_of("feddata", params={"alpha": 0.3})
     run_in_memory(problem, rounds=0, folder=tmp_path)
-    data = [problem.client_data(client).train for client in range(4)]
-    counts = [share(0.3, len(own)) for own in data]
+    data = [problem.load_client_data(client).train for client in range(4)]
+    counts = [count_shared(0.3, len(own)) for own in data]
     assert min(counts) >= 1
-    owned = [items(Samples(*own.all())) for own in data]
-    for client, pool in enumerate(pools(problem, tmp_path)):
+    owned = [count_items(Samples(*own.all())) for own in data]
+    for client, pool in enumerate(read_pools(problem, tmp_path)):
         assert pool is not None
         assert len(pool.y) == sum(counts) - counts[client]
-        found = items(pool)
+        found = count_items(pool)
         assert max(found.values()) == 1  # no item twice
         assert not found & owned[client]
         for other in set(range(4)) - {client}:
@@ -64,13 +64,13 @@ def test_nothing_to_share_is_fedavg_bit_for_bit(alpha: float) -> None:
 def test_bytes_are_the_formula(transport: str, item_bytes: int) -> None:
     played = run_in_memory(problem_of("feddata", fraction=0.5, params={"alpha": 0.3, "transport": transport}))
     assert played.measured() == played.predicted()
-    given = sum(share(0.3, len(played.problem.client_data(client).train)) for client in range(4))
+    given = sum(count_shared(0.3, len(played.problem.load_client_data(client).train)) for client in range(4))
     assert played.measured()["up"]["samples"] == given * item_bytes
     assert played.measured()["down"]["samples"] == 4 * given * item_bytes
 
 
 @pytest.mark.parametrize(("transport", "megabytes"), [("float32", 61.5), ("uint8", 15.4)])
-def test_card_figures(transport: str, megabytes: float) -> None:
+def test_the_formula_gives_the_papers_megabytes(transport: str, megabytes: float) -> None:
     """500 clients of 100 CIFAR-10 images share 5,000 of them."""
     env = problem_of("feddata", params={"transport": transport}).env
     shapes = Shapes(0, [], [100] * 500, [], replace(env, shape=(3, 32, 32), num_clients=500))
@@ -82,9 +82,9 @@ def test_card_figures(transport: str, megabytes: float) -> None:
 def test_packed_inputs_come_back_within_half_a_level() -> None:
     x = torch.randn(5, 2, 4, 4, generator=torch.Generator().manual_seed(0)) * 3 + 1
     x[1] = 0.7  # a constant input
-    sent = packed(x, torch.zeros(5, dtype=torch.int64))
+    sent = pack(x, torch.zeros(5, dtype=torch.int64))
     assert sent.x.dtype == torch.uint8
-    back = unpacked(sent.x, sent.bounds)
+    back = unpack(sent.x, sent.bounds)
     assert back.dtype == torch.float32
     reach = (x.flatten(1).amax(1) - x.flatten(1).amin(1)).view(-1, 1, 1, 1)
     assert bool(((back - x).abs() <= reach / 510 + 1e-5).all())
@@ -93,7 +93,7 @@ def test_packed_inputs_come_back_within_half_a_level() -> None:
 
 def test_without_removes_one_copy_of_each() -> None:
     pool = Samples(torch.tensor([[1.0], [1.0], [2.0], [1.0]]), torch.tensor([0, 0, 1, 1]))
-    left = without(pool, Samples(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0])))
+    left = remove_own(pool, Samples(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0])))
     assert left.x.flatten().tolist() == [1.0, 2.0, 1.0]
     assert left.y.tolist() == [0, 1, 1]
 
@@ -114,7 +114,7 @@ def test_models_count_by_own_examples_and_train_on_more() -> None:
     problem = problem_of(Spy, params={"alpha": 0.3})
     run_in_memory(problem, rounds=1)
     assert {client: own for client, (own, _) in seen.items()} == {
-        client: len(problem.client_data(client).train) for client in range(4)
+        client: len(problem.load_client_data(client).train) for client in range(4)
     }
     assert all(pooled for _, pooled in seen.values())
 
@@ -132,18 +132,18 @@ LIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
-def test_a_bad_client_hurts_nobody_else(lie: Any, tmp_path: Path) -> None:
+def test_an_invalid_answer_affects_no_other_client(lie: Any, tmp_path: Path) -> None:
     class Liar(FedData):
         name = "liar"
 
-        def give(self, ctx: ClientContext, msg: Nothing) -> Samples:
-            given = super().give(ctx, msg)
+        def share_items(self, ctx: ClientContext, msg: Nothing) -> Samples:
+            given = super().share_items(ctx, msg)
             return lie(given) if ctx.client == 2 else given
 
     problem = problem_of(Liar, params={"alpha": 0.5})
     run_in_memory(problem, rounds=1, folder=tmp_path)
-    counts = [share(0.5, len(problem.client_data(client).train)) for client in range(4)]
-    sizes = [len(pool.y) for pool in pools(problem, tmp_path) if pool is not None]
+    counts = [count_shared(0.5, len(problem.load_client_data(client).train)) for client in range(4)]
+    sizes = [len(pool.y) for pool in read_pools(problem, tmp_path) if pool is not None]
     honest = sum(counts) - counts[2]
     assert sizes == [honest - (0 if client == 2 else counts[client]) for client in range(4)]
 
@@ -152,15 +152,15 @@ def test_bounds_that_cross_are_refused(tmp_path: Path) -> None:
     class Liar(FedData):
         name = "liar"
 
-        def give(self, ctx: ClientContext, msg: Nothing) -> Samples:
-            given = super().give(ctx, msg)
+        def share_items(self, ctx: ClientContext, msg: Nothing) -> Samples:
+            given = super().share_items(ctx, msg)
             assert given.bounds is not None
             return Samples(given.x, given.y, given.bounds.flip(1)) if ctx.client == 2 else given
 
     problem = problem_of(Liar, params={"alpha": 0.5, "transport": "uint8"})
     run_in_memory(problem, rounds=1, folder=tmp_path)
-    counts = [share(0.5, len(problem.client_data(client).train)) for client in range(4)]
-    pool = pools(problem, tmp_path)[2]
+    counts = [count_shared(0.5, len(problem.load_client_data(client).train)) for client in range(4)]
+    pool = read_pools(problem, tmp_path)[2]
     assert pool is not None
     assert len(pool.y) == sum(counts) - counts[2]
 
@@ -168,7 +168,7 @@ def test_bounds_that_cross_are_refused(tmp_path: Path) -> None:
 def test_who_missed_the_pool_trains_without_it(tmp_path: Path) -> None:
     problem = problem_of("feddata", params={"alpha": 0.3})
     played = run_in_memory(problem, folder=tmp_path, absent=lambda _, phase, __, c: phase == "distribute" and c == 1)
-    assert [pool is None for pool in pools(problem, tmp_path)] == [False, True, False, False]
+    assert [pool is None for pool in read_pools(problem, tmp_path)] == [False, True, False, False]
     assert sorted(played.records[-1]["local_losses"]) == [0, 1, 2, 3]
 
 

@@ -25,7 +25,7 @@ def reference_run(
     problem: Problem, cohorts: list[list[int]], alpha: float = 0.01
 ) -> list[tuple[ref.Arrays, ref.Arrays]]:
     """Model and server h after each round, by the paper's algorithm."""
-    theta = ref.as_arrays(dict(problem.network().state_dict()))
+    theta = ref.as_arrays(dict(problem.copy_network().state_dict()))
     h, own = ref.zeros(theta), {client: ref.zeros(theta) for client in range(problem.config.clients)}
     after = []
     for index, cohort in enumerate(cohorts):
@@ -93,7 +93,7 @@ def test_bytes_are_fedavgs():
 
 def test_h_is_of_trainable_parameters_and_buffers_are_averaged():
     run = run_in_memory(problem_of("feddyn"), 1)
-    assert set(run.state.h) == {name for name, _ in run.problem.network().named_parameters()} < set(run.weights)
+    assert set(run.state.h) == {name for name, _ in run.problem.copy_network().named_parameters()} < set(run.weights)
     assert all(int(value) > 0 for name, value in run.weights.items() if name.endswith("num_batches_tracked"))
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods.fedgen import Counted, FedGen, Generator, Guide, Source, State, Teachers
+from fedrpc.methods.fedgen import CountedUpdate, FeatureSource, FedGen, Generator, GuidedGlobal, State, Teachers
 from fedrpc.methods.runtime import ClientContext
 from fedrpc.models.state import count_payload_bytes
 from fedrpc.wire import stored
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 FAST = {"steps": 5}
 
 
-def heads(count: int = 3) -> list[tuple[Tensor, Tensor]]:
+def make_heads(count: int = 3) -> list[tuple[Tensor, Tensor]]:
     rng = torch.Generator().manual_seed(0)
     return [(torch.randn(4, 5, generator=rng), torch.randn(4, generator=rng)) for _ in range(count)]
 
@@ -28,28 +28,28 @@ def heads(count: int = 3) -> list[tuple[Tensor, Tensor]]:
 COUNTS = [torch.tensor(row, dtype=torch.int32) for row in ([4, 0, 0, 1], [4, 3, 0, 0], [0, 1, 0, 0])]
 
 
-def source(taught: list[bool], noise: str = "uniform") -> Source:
+def build_source(taught: list[bool], noise: str = "uniform") -> FeatureSource:
     torch.manual_seed(0)
     generator = Generator(6, 4, 8, 5).eval()
     generator.taught.copy_(torch.tensor(taught))
-    return Source(generator, SimpleNamespace(noise_dim=6, noise=noise), np.random.default_rng(0))
+    return FeatureSource(generator, SimpleNamespace(noise_dim=6, noise=noise), np.random.default_rng(0))
 
 
-def test_teachers_have_a_say_by_their_share_of_a_label() -> None:
-    teachers = Teachers(heads(), COUNTS, CPU)
+def test_teachers_are_weighted_by_their_share_of_a_label() -> None:
+    teachers = Teachers(make_heads(), COUNTS, CPU)
     assert teachers.known.tolist() == [True, True, False, True]
-    say = torch.tensor([[0.5, 0.5, 0], [0, 0.75, 0.25], [0, 0, 0], [1, 0, 0]])
-    assert torch.allclose(teachers._say, say)
+    shares = torch.tensor([[0.5, 0.5, 0], [0, 0.75, 0.25], [0, 0, 0], [1, 0, 0]])
+    assert torch.allclose(teachers._shares, shares)
     features, y = torch.randn(6, 5, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 3, 3, 1, 0])
     expected = sum(
-        (say[y, k] * F.cross_entropy(features @ weight.T + bias, y, reduction="none")).mean()
-        for k, (weight, bias) in enumerate(heads())
+        (shares[y, k] * F.cross_entropy(features @ weight.T + bias, y, reduction="none")).mean()
+        for k, (weight, bias) in enumerate(make_heads())
     )
     assert teachers.loss(features, y).item() == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_teachers_are_frozen() -> None:
-    teachers = Teachers(heads(), COUNTS, CPU)
+    teachers = Teachers(make_heads(), COUNTS, CPU)
     features = torch.randn(4, 5, requires_grad=True)
     teachers.loss(features, torch.tensor([0, 1, 3, 0])).backward()
     assert features.grad is not None
@@ -60,10 +60,10 @@ def test_teachers_are_frozen() -> None:
 
 def test_generated_labels_are_the_requested_ones() -> None:
     """An output belongs to its label, row by row: the histogram that goes in is the one that comes out."""
-    made = source([True] * 4)
-    made.generator.layers = torch.nn.Sequential(_Tail(4))
+    source = build_source([True] * 4)
+    source.generator.layers = torch.nn.Sequential(_Tail(4))
     requested = torch.tensor([3] * 5 + [0] * 2 + [1])
-    assert torch.bincount(made.features(requested).argmax(dim=1), minlength=4).tolist() == [2, 1, 0, 5]
+    assert torch.bincount(source.generate_features(requested).argmax(dim=1), minlength=4).tolist() == [2, 1, 0, 5]
 
 
 class _Tail(torch.nn.Module):
@@ -77,15 +77,15 @@ class _Tail(torch.nn.Module):
         return x[:, -self.num_classes :]
 
 
-def test_labels_are_drawn_among_the_taught_ones() -> None:
-    labels = source([True, False, True, False]).labels(400, CPU)
+def test_labels_are_sampled_among_the_taught_ones() -> None:
+    labels = build_source([True, False, True, False]).sample_labels(400, CPU)
     counts = torch.bincount(labels, minlength=4).tolist()
     assert counts[1] == counts[3] == 0
     assert min(counts[0], counts[2]) > 150
 
 
 def test_noise_is_uniform_or_normal() -> None:
-    uniform, normal = (source([True] * 4, kind).noise(2000, CPU) for kind in ("uniform", "normal"))
+    uniform, normal = (build_source([True] * 4, kind).sample_noise(2000, CPU) for kind in ("uniform", "normal"))
     assert 0 <= float(uniform.min()) < 0.01
     assert 0.99 < float(uniform.max()) < 1
     assert float(normal.mean()) == pytest.approx(0, abs=0.05)
@@ -93,7 +93,7 @@ def test_noise_is_uniform_or_normal() -> None:
     assert uniform.dtype == normal.dtype == torch.float32
 
 
-def test_no_weights_are_fedavg_bit_for_bit() -> None:
+def test_zero_weights_are_fedavg_bit_for_bit() -> None:
     ours = run_in_memory(problem_of("fedgen", params=FAST | {"alpha": 0, "beta": 0}), rounds=3)
     assert ours.sha256 == run_in_memory(problem_of("fedavg"), rounds=3).sha256
 
@@ -110,12 +110,12 @@ def test_the_first_round_is_fedavgs_bit_for_bit_and_the_second_is_not() -> None:
 def test_the_generator_learns_and_knows_what_it_was_taught() -> None:
     played = run_in_memory(problem_of("fedgen", params={"lr": 1e-2, "steps": 100}), rounds=2)
     assert played.records[1]["generator_loss"] < played.records[0]["generator_loss"]
-    classes = {int(y) for client in range(4) for y in played.problem.client_data(client).train.y}
+    classes = {int(y) for client in range(4) for y in played.problem.load_client_data(client).train.y}
     assert set(played.state.generator["taught"].nonzero()[:, 0].tolist()) == classes
     assert not played.states[0].generator["taught"].any()
 
 
-def test_bytes_are_the_formula() -> None:
+def test_measured_bytes_equal_the_formula() -> None:
     played = run_in_memory(problem_of("fedgen", fraction=0.5, params=FAST), rounds=3)
     assert played.measured() == played.predicted()
     asked, model, generator = 3 * 2, count_payload_bytes(played.weights), count_payload_bytes(played.state.generator)
@@ -126,14 +126,14 @@ def test_bytes_are_the_formula() -> None:
 
 
 def test_a_run_from_its_checkpoints_is_the_same_run() -> None:
-    def reread(state: Any) -> Any:
+    def reload(state: Any) -> Any:
         return stored.loads(State, stored.dumps(state))
 
-    played = run_in_memory(problem_of("fedgen", params=FAST), rounds=3, between=reread)
+    played = run_in_memory(problem_of("fedgen", params=FAST), rounds=3, between=reload)
     assert played.sha256 == run_in_memory(problem_of("fedgen", params=FAST), rounds=3).sha256
 
 
-def test_batches_of_two_and_few_made_features() -> None:
+def test_batches_of_two_and_few_generated_features() -> None:
     played = run_in_memory(problem_of("fedgen", train={"batch_size": 2}, params=FAST | {"gen_ratio": 0.1}))
     assert all(torch.isfinite(t).all() for t in played.weights.values())
 
@@ -147,15 +147,15 @@ LIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
-def test_a_bad_client_hurts_nobody_else(lie: Any) -> None:
+def test_an_invalid_answer_affects_no_other_client(lie: Any) -> None:
     class Liar(FedGen):
         name = "liar"
 
-        def fit(self, ctx: ClientContext, msg: Guide) -> Counted:
-            told = super().fit(ctx, msg)
+        def fit(self, ctx: ClientContext, msg: GuidedGlobal) -> CountedUpdate:
+            update = super().fit(ctx, msg)
             if ctx.client != 2:
-                return told
-            return Counted(told.weights, told.num_examples, told.losses, lie(told))
+                return update
+            return CountedUpdate(update.weights, update.num_examples, update.losses, lie(update))
 
     lying = run_in_memory(problem_of(Liar, params=FAST))
     absent = run_in_memory(problem_of("fedgen", params=FAST), absent=lambda _, __, ___, client: client == 2)

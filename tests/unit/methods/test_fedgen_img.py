@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods.fedgen_img import Critic, FedGenImg, Generator, Source, State
+from fedrpc.methods.fedgen_img import Critic, FedGenImg, Generator, InputSource, State
 from fedrpc.models.state import count_payload_bytes, read_tensors
 from fedrpc.wire import stored
 from tests.fakes import mlp, problem_of, run_in_memory
@@ -37,7 +37,7 @@ def test_rounds_before_the_start_are_fedavgs_bit_for_bit() -> None:
     assert late.measured() == late.predicted() == fedavg.measured()
 
 
-def test_without_made_inputs_it_is_fedavg_for_ever() -> None:
+def test_without_generated_inputs_it_is_fedavg() -> None:
     ours, fedavg = (
         run_in_memory(problem_of(m, params=p)) for m, p in (("fedgen-img", {"start": 0, "fakes": 0}), ("fedavg", {}))
     )
@@ -49,7 +49,7 @@ def test_the_published_start_is_the_default() -> None:
     assert FedGenImg.Params().model_dump()["start"] == 30
 
 
-def test_bytes_are_the_formula() -> None:
+def test_measured_bytes_equal_the_formula() -> None:
     played = run_in_memory(problem_of("fedgen-img", fraction=0.5, params=SOON), rounds=3)
     assert played.measured() == played.predicted()
     model, generator = count_payload_bytes(played.weights), count_payload_bytes(played.state.generator)
@@ -58,35 +58,35 @@ def test_bytes_are_the_formula() -> None:
     assert played.measured()["down"]["weights"] == 3 * 2 * model + 2 * 2 * generator
 
 
-def critic() -> tuple[Critic, nn.Module]:
+def build_critic() -> tuple[Critic, nn.Module]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 36, 4))
     return Critic(model), model
 
 
 def test_the_critic_is_frozen_while_the_generator_learns() -> None:
-    judge, model = critic()
+    critic, model = build_critic()
     before = read_tensors(model)
     x = torch.randn(5, 1, 8, 8, requires_grad=True)
-    logits, apart = judge(x)
-    (logits.sum() + apart).backward()
+    logits, distance = critic(x)
+    (logits.sum() + distance).backward()
     assert x.grad is not None
     assert x.grad.any()
     assert all(p.grad is None for p in model.parameters())
     assert all(torch.equal(before[name], value) for name, value in read_tensors(model).items())
 
 
-def test_the_critics_distance_is_none_where_statistics_agree() -> None:
-    judge, model = critic()
+def test_the_critics_distance_is_zero_where_statistics_agree() -> None:
+    critic, model = build_critic()
     x = torch.randn(5, 1, 8, 8)
     with torch.no_grad():
         seen = model[0](x)
         model[1].running_mean.copy_(seen.mean(dim=(0, 2, 3)))
         model[1].running_var.copy_(seen.var(dim=(0, 2, 3), unbiased=False))
-        assert judge(x)[1].item() == pytest.approx(0, abs=1e-6)
+        assert critic(x)[1].item() == pytest.approx(0, abs=1e-6)
         model[1].running_mean += torch.tensor([3.0, 0.0, 4.0])
-        assert judge(x)[1].item() == pytest.approx(5, rel=1e-5)
-        assert judge(x)[1].item() == pytest.approx(5, rel=1e-5)  # nothing is left of the last time
+        assert critic(x)[1].item() == pytest.approx(5, rel=1e-5)
+        assert critic(x)[1].item() == pytest.approx(5, rel=1e-5)  # nothing is left of the last time
 
 
 def test_a_critic_without_batchnorm_has_no_distance() -> None:
@@ -95,20 +95,20 @@ def test_a_critic_without_batchnorm_has_no_distance() -> None:
 
 
 class Shown(nn.Module):
-    """Stands in for a generator: an input says its label."""
+    """A fake generator whose inputs equal their labels."""
 
     def forward(self, noise: Tensor, y: Tensor) -> Tensor:
         return y[:, None].float().repeat(1, 2)
 
 
-def test_made_inputs_have_the_labels_that_were_requested() -> None:
-    source = Source(Shown(), 3, 4, np.random.default_rng(0))
-    x, y = source.inputs(400, CPU)
+def test_generated_inputs_have_the_requested_labels() -> None:
+    source = InputSource(Shown(), 3, 4, np.random.default_rng(0))
+    x, y = source.generate_inputs(400, CPU)
     assert torch.equal(x[:, 0].long(), y)
     assert min(torch.bincount(y, minlength=4).tolist()) > 70
 
 
-def test_half_as_many_join_a_batch() -> None:
+def test_generated_inputs_are_half_as_many_as_the_batch() -> None:
     problem = problem_of("fedgen-img", params=SOON)
     state = run_in_memory(problem, rounds=2).state
     seen: list[int] = []
@@ -133,10 +133,10 @@ def test_half_as_many_join_a_batch() -> None:
 
 
 def test_a_run_from_its_checkpoints_is_the_same_run() -> None:
-    def reread(state: Any) -> Any:
+    def reload(state: Any) -> Any:
         return stored.loads(State, stored.dumps(state))
 
-    played = run_in_memory(problem_of("fedgen-img", params=SOON), rounds=3, between=reread)
+    played = run_in_memory(problem_of("fedgen-img", params=SOON), rounds=3, between=reload)
     assert played.sha256 == run_in_memory(problem_of("fedgen-img", params=SOON), rounds=3).sha256
 
 
@@ -145,7 +145,7 @@ def test_the_generator_learns() -> None:
     assert played.records[1]["generator_loss"] < played.records[0]["generator_loss"]
 
 
-def test_volumes_are_refused() -> None:
+def test_three_dimensional_inputs_are_refused() -> None:
     env = replace(problem_of("fedgen-img").env, shape=(1, 8, 8, 8))
     with pytest.raises(ConfigError, match="images and signals"):
         FedGenImg().check(env)

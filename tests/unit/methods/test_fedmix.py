@@ -14,31 +14,31 @@ from torch import Tensor, nn
 from fedrpc.client.store import ClientStore, Transaction
 from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.pool import POOL, Nothing
-from fedrpc.methods.fedmix import FedMix, Means, taylor_mixup
+from fedrpc.methods.fedmix import FedMix, Means, taylor_mixup_loss
 from fedrpc.methods.runtime import ClientContext
 from tests.fakes import InMemoryFederation, problem_of, run_in_memory
 
 MEANS_OF_THREE = {"lam": 0.1, "mean_size": 3}
 
 
-def generator(seed: int) -> torch.Generator:
+def make_generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def batch(seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    x, x_mean = (torch.randn(6, 4, generator=generator(s), dtype=torch.float64) for s in (seed, seed + 1))
+def make_batch(seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    x, x_mean = (torch.randn(6, 4, generator=make_generator(s), dtype=torch.float64) for s in (seed, seed + 1))
     y = torch.tensor([0, 1, 2, 2, 1, 0])
-    y_mean = torch.rand(6, 3, generator=generator(seed + 2), dtype=torch.float64)
+    y_mean = torch.rand(6, 3, generator=make_generator(seed + 2), dtype=torch.float64)
     return (x, y), (x_mean, y_mean / y_mean.sum(dim=1, keepdim=True))
 
 
-def mixup(model: nn.Module, own: Any, mean: Any, lam: float, criterion: Any = F.cross_entropy) -> Tensor:
+def mix_exactly(model: nn.Module, own: Any, mean: Any, lam: float, criterion: Any = F.cross_entropy) -> Tensor:
     """What FedMix approximates."""
     outputs = model((1 - lam) * own[0] + lam * mean[0])
     return (1 - lam) * criterion(outputs, own[1]) + lam * criterion(outputs, mean[1])
 
 
-def linear(outputs: Tensor, wanted: Tensor) -> Tensor:
+def linear_loss(outputs: Tensor, wanted: Tensor) -> Tensor:
     """A criterion that is linear in the outputs."""
     if not wanted.is_floating_point():
         wanted = F.one_hot(wanted, 3).double()
@@ -52,14 +52,14 @@ def network() -> nn.Module:
 
 
 def test_lambda_zero_is_cross_entropy(network: nn.Module) -> None:
-    own, mean = batch(1)
-    assert torch.equal(taylor_mixup(network, own, mean, 0.0), F.cross_entropy(network(own[0]), own[1]))
+    own, mean = make_batch(1)
+    assert torch.equal(taylor_mixup_loss(network, own, mean, 0.0), F.cross_entropy(network(own[0]), own[1]))
 
 
 def test_halving_lambda_quarters_the_error(network: nn.Module) -> None:
-    own, mean = batch(1)
+    own, mean = make_batch(1)
     errors = [
-        abs((taylor_mixup(network, own, mean, lam) - mixup(network, own, mean, lam)).item())
+        abs((taylor_mixup_loss(network, own, mean, lam) - mix_exactly(network, own, mean, lam)).item())
         for lam in (0.02, 0.01, 0.005)
     ]
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.05)
@@ -67,22 +67,22 @@ def test_halving_lambda_quarters_the_error(network: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("lam", [0.05, 0.3])
-def test_error_of_an_affine_model_under_a_linear_criterion(lam: float) -> None:
+def test_the_error_is_exact_for_an_affine_model_and_a_linear_loss(lam: float) -> None:
     torch.manual_seed(1)
     model = nn.Linear(4, 3).double()
-    own, mean = batch(2)
-    error = taylor_mixup(model, own, mean, lam, linear) - mixup(model, own, mean, lam, linear)
+    own, mean = make_batch(2)
+    error = taylor_mixup_loss(model, own, mean, lam, linear_loss) - mix_exactly(model, own, mean, lam, linear_loss)
     u = ((1 - lam) * own[0]).requires_grad_()
-    (slope,) = torch.autograd.grad(linear(model(u), mean[1]), u)
+    (slope,) = torch.autograd.grad(linear_loss(model(u), mean[1]), u)
     assert error.item() == pytest.approx(-(lam**2) * float((slope * mean[0]).sum()), rel=1e-12)
 
 
 def test_the_gradient_term_trains_the_model(network: nn.Module) -> None:
-    own, (x_mean, y_mean) = batch(3)
+    own, (x_mean, y_mean) = make_batch(3)
     grads = []
     for scale in (0.0, 1.0):
         network.zero_grad()
-        taylor_mixup(network, own, (scale * x_mean, y_mean), 0.2).backward()
+        taylor_mixup_loss(network, own, (scale * x_mean, y_mean), 0.2).backward()
         grads.append(torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None]))
     assert not torch.allclose(grads[0], grads[1], rtol=1e-3)
 
@@ -92,7 +92,7 @@ def test_batchnorm_and_relu_can_be_differentiated_twice() -> None:
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()).train()
     x, x_mean = torch.randn(4, 1, 6, 6), torch.randn(4, 1, 6, 6)
     wanted = torch.full((4, 12), 1 / 12)
-    taylor_mixup(model, (x, torch.tensor([0, 1, 2, 3])), (x_mean, wanted), 0.1).backward()
+    taylor_mixup_loss(model, (x, torch.tensor([0, 1, 2, 3])), (x_mean, wanted), 0.1).backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
@@ -103,21 +103,21 @@ def test_lambda_zero_is_fedavg_bit_for_bit_and_shares_nothing() -> None:
     assert ours.predicted() == fedavg.predicted()
 
 
-def test_groups_that_nobody_can_fill_leave_fedavg() -> None:
+def test_without_a_full_group_it_is_fedavg() -> None:
     ours = run_in_memory(problem_of("fedmix", params={"mean_size": 1000}))
     assert ours.sha256 == run_in_memory(problem_of("fedavg")).sha256
     assert ours.measured() == ours.predicted()
 
 
-def test_bytes_are_the_formula() -> None:
+def test_measured_bytes_equal_the_formula() -> None:
     played = run_in_memory(problem_of("fedmix", fraction=0.5, params=MEANS_OF_THREE))
     assert played.measured() == played.predicted()
-    count = sum(len(played.problem.client_data(client).train) // 3 for client in range(4))
+    count = sum(len(played.problem.load_client_data(client).train) // 3 for client in range(4))
     assert played.measured()["up"]["mean_samples"] == count * (4 * 784 + 4 * 10)
     assert played.measured()["down"]["mean_samples"] == 4 * count * (4 * 784 + 4 * 10)
 
 
-def test_the_pool_has_distributions_and_everybody_has_the_same(tmp_path: Path) -> None:
+def test_every_client_has_the_same_pool_of_means_and_distributions(tmp_path: Path) -> None:
     problem = problem_of("fedmix", params=MEANS_OF_THREE)
     played = run_in_memory(problem, folder=tmp_path)
     assert played.sha256 != run_in_memory(problem_of("fedavg")).sha256
@@ -133,9 +133,9 @@ def test_the_pool_has_distributions_and_everybody_has_the_same(tmp_path: Path) -
     assert set((found[0].y * 3).round().unique().tolist()) <= {0.0, 1.0, 2.0, 3.0}
 
 
-def test_drawn_means_stay_as_they_are() -> None:
+def test_sampling_does_not_change_the_pool() -> None:
     pool = Means(torch.arange(6.0).reshape(3, 2), torch.eye(3))
-    x, y = pool.draw(np.random.default_rng(0), 20, torch.device("cpu"))
+    x, y = pool.sample(np.random.default_rng(0), 20, torch.device("cpu"))
     assert x.shape == (20, 2)
     assert torch.equal(x[:, 0] // 2, y.argmax(dim=1).float())  # each with its own labels
     x.zero_()
@@ -152,16 +152,16 @@ def test_drawn_means_stay_as_they_are() -> None:
     ],
     ids=["sum", "negative", "classes", "shape"],
 )
-def test_a_bad_client_hurts_nobody_else(lie: Any) -> None:
+def test_an_invalid_answer_affects_no_other_client(lie: Any) -> None:
     class Liar(FedMix):
         name = "liar"
 
-        def give(self, ctx: ClientContext, msg: Nothing) -> Means:
-            given = super().give(ctx, msg)
+        def share_items(self, ctx: ClientContext, msg: Nothing) -> Means:
+            given = super().share_items(ctx, msg)
             return lie(given) if ctx.client == 2 else given
 
     played = run_in_memory(problem_of(Liar, params=MEANS_OF_THREE), rounds=1)
-    counts = [len(played.problem.client_data(client).train) // 3 for client in range(4)]
+    counts = [len(played.problem.load_client_data(client).train) // 3 for client in range(4)]
     honest = sum(counts) - counts[2]
     assert played.measured()["down"]["mean_samples"] == 4 * honest * (4 * 784 + 4 * 10)
 
@@ -189,6 +189,6 @@ def test_means_leave_without_a_guarantee(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("params", [{"mean_size": 1}, {"lam": 1.0}, {"lam": -0.1}])
-def test_parameters_that_make_no_sense(params: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(params: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         problem_of("fedmix", params=params)

@@ -30,9 +30,9 @@ def sum_of_coefficients(num_steps: int, momentum: float) -> float:
 
 def reference_run(problem: Problem, cohorts: list[list[int]]) -> list[tuple[ref.Arrays, float]]:
     """Model and tau_eff of each round, by the paper's algorithm."""
-    x, after = ref.as_arrays(dict(problem.network().state_dict())), []
+    x, after = ref.as_arrays(dict(problem.copy_network().state_dict())), []
     for index, cohort in enumerate(cohorts):
-        counts = [len(problem.client_data(client).train) for client in cohort]
+        counts = [len(problem.load_client_data(client).train) for client in cohort]
         trained = [ref.train(problem, client, index, x) for client in cohort]
         p = [count / sum(counts) for count in counts]
         a = [sum_of_coefficients(steps, problem.config.train.momentum) for _, steps in trained]
@@ -84,7 +84,7 @@ def test_with_one_step_it_is_fedavg_bit_for_bit():
 
 def test_buffers_are_fedavgs():
     ours, fedavg = (run_in_memory(problem_of(m, **ref.uneven()), 1) for m in ("fednova", "fedavg"))
-    learned = {name for name, _ in ours.problem.network().named_parameters()}
+    learned = {name for name, _ in ours.problem.copy_network().named_parameters()}
     buffers = set(ours.weights) - learned
     assert buffers
     assert all(torch.equal(ours.weights[name], fedavg.weights[name]) for name in buffers)

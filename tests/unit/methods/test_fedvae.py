@@ -27,7 +27,7 @@ def test_without_weight_it_is_fedavg_on_encoder_and_classifier():
 
 def test_it_starts_where_fedavg_starts():
     plain, whole = (problem_of(name, build=BUILD) for name in ("fedavg", "fedvae"))
-    first, second = plain.network().state_dict(), whole.network().state_dict()
+    first, second = plain.copy_network().state_dict(), whole.copy_network().state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -46,7 +46,7 @@ def test_the_averaged_parts_learn_to_reconstruct():
     train = {"optimizer": "adam", "lr": 0.003, "epochs": 8}
     problem = problem_of("fedvae", build=BUILD, normalise="unit", train=train)
     run = run_in_memory(problem, 3)
-    x, model = problem.external_test().batch(np.arange(100))[0], problem.network()
+    x, model = problem.load_external_test().batch(np.arange(100))[0], problem.copy_network()
 
     def error(weights: Tensors) -> float:
         load(model, weights)

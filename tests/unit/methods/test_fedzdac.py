@@ -1,4 +1,4 @@
-"""Fed-ZDAC: FedAvg with a uniform mean until data is made, and real and made data together from then on."""
+"""Fed-ZDAC: FedAvg with a uniform mean, with synthetic data beside the real from some round on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedrpc.aggregation.mean import WeightedMean
 from fedrpc.errors import ConfigError, QuorumError
 from fedrpc.methods import fedzdac
-from fedrpc.methods.blocks.zero_shot import Inversion, privacy_record
+from fedrpc.methods.blocks.zero_shot import Inversion, build_privacy_record
 from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
 from fedrpc.methods.fedzdac import FedZdac
 from fedrpc.methods.fedzdas import FedZdas
@@ -48,7 +48,7 @@ def played() -> Played:
 
 
 @pytest.mark.parametrize("method", ["fedzdac", "fedzdas"])
-def test_without_made_data_it_is_fedavg_with_a_uniform_mean_bit_for_bit(method):
+def test_without_synthetic_data_it_is_fedavg_with_a_uniform_mean_bit_for_bit(method):
     ours = run_in_memory(problem_of(method, fraction=0.75, params=NEVER), 3)
     plain = run_in_memory(problem_of(Uniform, fraction=0.75), 3)
     assert all(map(same, ours.states, plain.states))
@@ -56,13 +56,13 @@ def test_without_made_data_it_is_fedavg_with_a_uniform_mean_bit_for_bit(method):
 
 
 @pytest.mark.parametrize("method", ["fedzdac", "fedzdas"])
-def test_data_is_made_from_t_start_on(method):
+def test_data_is_synthesised_from_t_start_on(method):
     ours, plain = (run_in_memory(problem_of(m, params=p), 3) for m, p in ((method, SOON), (Uniform, {})))
     assert [same(a, b) for a, b in zip(ours.states, plain.states, strict=True)] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("method", ["fedzdac", "fedzdas"])
-def test_bytes_are_fedavgs_exactly(method):
+def test_bytes_are_exactly_fedavgs(method):
     ours, fedavg = (
         run_in_memory(problem_of(m, fraction=0.5, params=p), 3) for m, p in ((method, SOON), ("fedavg", {}))
     )
@@ -70,7 +70,7 @@ def test_bytes_are_fedavgs_exactly(method):
     assert ours.measured()["up"]["weights"] == 3 * 2 * count_payload_bytes(ours.weights)
 
 
-def test_clients_train_on_their_own_data_and_on_what_they_made():
+def test_clients_train_on_their_own_and_on_synthetic_data():
     problem = problem_of("fedzdac", params=SOON, train={"epochs": 1})
     seen: dict[tuple[int, int], int] = {}
 
@@ -88,23 +88,23 @@ def test_clients_train_on_their_own_data_and_on_what_they_made():
     assert seen == {(index, client): real[client] + 20 * index for index in range(2) for client in range(4)}
 
 
-def test_every_client_makes_its_own_of_the_received_model(monkeypatch):
-    made: list[tuple[Tensors, Tensor]] = []
-    inverted = fedzdac.inversion
+def test_every_client_inverts_the_received_model(monkeypatch):
+    inversions: list[tuple[Tensors, Tensor]] = []
+    start = fedzdac.start_inversion
 
-    def watched(model: nn.Module, *rest: Any) -> Inversion:
-        batch = inverted(model, *rest)
-        made.append((read_tensors(model), batch.made().x))
+    def watch(model: nn.Module, *rest: Any) -> Inversion:
+        batch = start(model, *rest)
+        inversions.append((read_tensors(model), batch.finish().x))
         return batch
 
-    monkeypatch.setattr(fedzdac, "inversion", watched)
+    monkeypatch.setattr(fedzdac, "start_inversion", watch)
     played = run_in_memory(problem_of("fedzdac", params=SOON), 2)
-    assert len(made) == 4
-    assert all(same(model, played.states[1].weights) for model, _ in made)
-    assert len({x.numpy().tobytes() for _, x in made}) == 4
+    assert len(inversions) == 4
+    assert all(same(model, played.states[1].weights) for model, _ in inversions)
+    assert len({x.numpy().tobytes() for _, x in inversions}) == 4
 
 
-def test_records_say_the_real_fraction_and_claim_nothing(played):
+def test_records_have_the_real_fraction_and_no_claim(played):
     real = played.problem.env.num_examples()
     for index, (cohort, record) in enumerate(zip(played.cohorts, played.records, strict=True)):
         fractions = [real[client] / (real[client] + (20 if index else 0)) for client in cohort]
@@ -115,10 +115,10 @@ def test_records_say_the_real_fraction_and_claim_nothing(played):
 
 
 def test_the_summary_has_the_real_fraction_and_no_guarantee(played):
-    told = played.reported()
-    assert told["zda_real_fraction"]["value"] == played.records[-1]["zda_real_fraction"] < 1
-    assert told["formal_dp"]["value"] == "none"
-    assert "no protection of a record" in told["formal_dp"]["why"]
+    reported = played.reported()
+    assert reported["zda_real_fraction"]["value"] == played.records[-1]["zda_real_fraction"] < 1
+    assert reported["formal_dp"]["value"] == "none"
+    assert "does not protect a record" in reported["formal_dp"]["why"]
 
 
 def test_nothing_but_weights_and_scalars_leaves_a_client(played):
@@ -126,35 +126,35 @@ def test_nothing_but_weights_and_scalars_leaves_a_client(played):
     assert set(played.measured()["up"]) == {"weights", "scalars"}
 
 
-def without_data(problem: Problem, poor: int) -> Problem:
+def remove_data(problem: Problem, poor: int) -> Problem:
     """The same problem, but one client has nothing."""
     whole, nothing = problem.local_indices, np.empty(0, dtype=np.int64)
     problem.local_indices = lambda client: (nothing, nothing) if client == poor else whole(client)  # type: ignore[method-assign]
     return problem
 
 
-def test_a_client_without_data_has_no_say_before_data_is_made():
-    poor = run_in_memory(without_data(problem_of("fedzdac", params=NEVER), 2), 1)
+def test_a_client_without_data_does_not_count_before_t_start():
+    poor = run_in_memory(remove_data(problem_of("fedzdac", params=NEVER), 2), 1)
     gone = run_in_memory(problem_of("fedzdac", params=NEVER), 1, absent=lambda i, p, s, client: client == 2)
     assert same(poor.state, gone.state)
 
 
-def test_a_client_without_data_trains_on_what_it_made_and_has_none_of_its_own_in_it():
-    problem = without_data(problem_of("fedzdac", params=SOON), 2)
+def test_a_client_without_data_trains_on_synthetic_data():
+    problem = remove_data(problem_of("fedzdac", params=SOON), 2)
     with_made, fewer = (
         run_in_memory(problem, 2),
         run_in_memory(
-            without_data(problem_of("fedzdac", params=SOON), 2), 2, absent=lambda i, p, s, client: (i, client) == (1, 2)
+            remove_data(problem_of("fedzdac", params=SOON), 2), 2, absent=lambda i, p, s, client: (i, client) == (1, 2)
         ),
     )
     assert with_made.records[1]["local_losses"][2] != [0.0]
     assert with_made.sha256 != fewer.sha256
-    assert privacy_record(problem.env, {2: 20})["zda_real_fraction"] == 0
+    assert build_privacy_record(problem.env, {2: 20})["zda_real_fraction"] == 0
 
 
 @pytest.mark.parametrize("method", ["fedzdac", "fedzdas"])
 def test_networks_without_batchnorm_are_refused(method):
-    with pytest.raises(ConfigError, match=rf"{method} makes data from the statistics that BatchNorm layers keep"):
+    with pytest.raises(ConfigError, match=rf"{method} synthesises data from the statistics of BatchNorm layers"):
         problem_of(method, build=mlp)
 
 
@@ -183,7 +183,7 @@ def test_updates_without_batchnorms_buffers_are_refused(method):
 
 
 class Both(FedZdas, FedZdac):
-    """Made data on both sides, in the same round."""
+    """SyntheticBatch data on both sides, in the same round."""
 
     name = "both"
 
@@ -197,7 +197,7 @@ class Fair(QFfl, FedZdac):
         """Of both."""
 
 
-def test_both_sides_make_data_in_one_round():
+def test_both_sides_synthesise_data_in_one_round():
     played, server = (run_in_memory(problem_of(m, params=SOON), 2) for m in (Both, "fedzdas"))
     real = played.problem.env.num_examples()
     assert played.records[1]["zda_real_fraction"] == max(n / (n + 20) for n in real)

@@ -11,7 +11,7 @@ import torch
 from fedrpc.aggregation.mean import WeightedMean
 from fedrpc.config import TrainConfig
 from fedrpc.data.examples import Examples
-from fedrpc.methods.blocks.zero_shot import Inversion, inversion
+from fedrpc.methods.blocks.zero_shot import Inversion, start_inversion
 from fedrpc.methods.fedavg import FIT, Global, Update
 from fedrpc.methods.fedzdas import FedZdas
 from fedrpc.methods.phases import on
@@ -44,15 +44,15 @@ def test_a_round_is_the_papers_algorithm_3():
     mean, xs, ys = WeightedMean(), [], []
     for client in range(4):
         mean.add(sent[client], 1.0)
-        model = problem.network()
+        model = problem.copy_network()
         load(model, sent[client])
-        batch = inversion(model, problem.env, problem.params, derive(7, "synthesis", "server", 0, client), CPU)
+        batch = start_inversion(model, problem.env, problem.params, derive(7, "synthesis", "server", 0, client), CPU)
         batch.advance(3)
-        made = batch.made()
-        assert torch.bincount(made.y).tolist() == [2] * 10
-        xs.append(made.x)
-        ys.append(made.y)
-    model = problem.network()
+        synthetic = batch.finish()
+        assert torch.bincount(synthetic.y).tolist() == [2] * 10
+        xs.append(synthetic.x)
+        ys.append(synthetic.y)
+    model = problem.copy_network()
     load(model, mean.value)
     config = TrainConfig(lr=0.1, epochs=2, batch_size=7)
     data, order = Examples.of(torch.cat(xs), torch.cat(ys)), derive(7, "order", "server", 0, 0)
@@ -70,7 +70,7 @@ def test_the_server_trains_as_clients_do_by_default():
     assert (values["server_epochs"], values["server_lr"], values["server_batch_size"]) == (1, 0.02, 10)
 
 
-def test_no_epochs_leave_the_mean_as_it_is():
+def test_zero_epochs_leave_the_mean_unchanged():
     idle, never = (
         run_in_memory(problem_of("fedzdas", params=AT_ONCE | changed), 1).weights
         for changed in ({"server_epochs": 0}, {"t_start": 9})
@@ -78,18 +78,18 @@ def test_no_epochs_leave_the_mean_as_it_is():
     assert same(idle, never)
 
 
-def test_what_is_made_of_a_model_does_not_depend_on_who_else_answered():
-    def records(gone: set[int]) -> dict[str, Any]:
+def test_the_inversion_of_a_model_does_not_depend_on_other_clients():
+    def play_without(gone: set[int]) -> dict[str, Any]:
         problem = problem_of("fedzdas", params=AT_ONCE)
         return run_in_memory(problem, 1, absent=lambda index, phase, step, client: client in gone).records[0]
 
-    whole, part = records(set()), records({1})
+    whole, part = play_without(set()), play_without({1})
     assert sorted(part["synthesis_loss"]) == [0, 2, 3]
     assert part["num_made"] == 60
     assert all(whole["synthesis_loss"][client] == loss for client, loss in part["synthesis_loss"].items())
 
 
-def test_a_model_that_can_not_be_inverted_gives_no_data_and_hurts_nobody():
+def test_a_model_that_cannot_be_inverted_gives_no_data():
     class Lying(FedZdas):
         name = "lying"
 
@@ -110,15 +110,15 @@ def test_a_model_that_can_not_be_inverted_gives_no_data_and_hurts_nobody():
 
 
 @pytest.mark.parametrize("iterations", [1, 20, 41])
-def test_as_many_iterations_as_asked_for(iterations, monkeypatch):
+def test_an_inversion_has_the_configured_number_of_iterations(iterations, monkeypatch):
     steps: list[int] = []
     advance = Inversion.advance
 
-    def counted(self: Any, count: int, *rest: Any) -> None:
+    def count_iterations(self: Any, count: int, *rest: Any) -> None:
         steps.append(count)
         advance(self, count, *rest)
 
-    monkeypatch.setattr(Inversion, "advance", counted)
+    monkeypatch.setattr(Inversion, "advance", count_iterations)
     params = AT_ONCE | {"iterations": iterations, "samples_per_class": 1}
     run_in_memory(problem_of("fedzdas", clients=1, params=params), 1)
     assert sum(steps) == iterations

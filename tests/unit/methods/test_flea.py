@@ -1,4 +1,4 @@
-"""FLea: the card's oracles, what bad input and bad clients get, and its bytes."""
+"""FLea against reference values, with invalid input and clients, and its bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,18 @@ from torch import Tensor, nn
 from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.mixup import EndlessOrder, mix, one_hot, soft_cross_entropy
 from fedrpc.methods.fedavg import Global, Update
-from fedrpc.methods.flea import EXTRACT, FIT, Chosen, Features, Flea, Measured, Objective, Shared, Start, divergence
+from fedrpc.methods.flea import (
+    EXTRACT,
+    FIT,
+    ChosenExamples,
+    Contribution,
+    Correlation,
+    Features,
+    Flea,
+    Objective,
+    Start,
+    kl_divergence,
+)
 from fedrpc.methods.phases import on
 from fedrpc.methods.runtime import ClientContext
 from fedrpc.metrics.exposure import exposure_matrix, list_movements
@@ -33,30 +44,30 @@ from tests.fakes import InMemoryFederation, Played, mlp, problem_of, run_in_memo
 CLASSES = 10
 
 
-def plain() -> Model:
+def build_plain() -> Model:
     """A network without BatchNorm, for what must hold exactly and for batches of one."""
     first = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(49, 12), nn.Tanh())
     return Model([first, nn.Sequential(nn.Linear(12, 8), nn.Tanh())], nn.Linear(8, CLASSES))
 
 
-def normalised() -> Model:
+def build_normalised() -> Model:
     """A network with BatchNorm on both sides of the first cut."""
     first = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(49, 12), nn.BatchNorm1d(12), nn.ReLU())
     return Model([first, nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU())], nn.Linear(8, CLASSES))
 
 
-def seeded(build: Any, seed: int) -> Model:
+def build_seeded(build: Any, seed: int) -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
 
 
-def batch(size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def make_batch(size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(size, 1, 28, 28, generator=generator), torch.randint(CLASSES, (size,), generator=generator)
 
 
-def buffer(size: int, seed: int = 1) -> Features:
+def make_buffer(size: int, seed: int = 1) -> Features:
     generator = torch.Generator().manual_seed(seed)
     return Features(torch.randn(size, 12, generator=generator), torch.randint(CLASSES, (size,), generator=generator))
 
@@ -72,14 +83,14 @@ class Constant(np.random.Generator):
         return np.full(size, self._value)
 
 
-def objective(
+def build_objective(
     received: nn.Module | None = None, given: Features | None = None, weight: float | None = None, **params: float
 ) -> Objective:
     rng = derive(0, "mixup") if weight is None else Constant(weight)
     return Objective(Flea.Params(**params), 0, received, given, order=derive(0, "buffer"), weights=rng)
 
 
-def drawn(given: Features, size: int) -> tuple[Tensor, Tensor]:
+def take_from_buffer(given: Features, size: int) -> tuple[Tensor, Tensor]:
     """What `objective` meets first in the buffer."""
     index = torch.from_numpy(EndlessOrder(derive(0, "buffer"), len(given.labels)).take(size))
     return given.activations[index], given.labels[index]
@@ -87,31 +98,31 @@ def drawn(given: Features, size: int) -> tuple[Tensor, Tensor]:
 
 def play(rounds: int = 3, *, build: Any = tiny, **values: Any) -> Played:
     """A run of FLea; the same run is played once for all tests."""
-    return _played("flea", rounds, build, json.dumps(values, sort_keys=True))
+    return _play("flea", rounds, build, json.dumps(values, sort_keys=True))
 
 
 def play_fedavg(rounds: int = 3) -> Played:
-    return _played("fedavg", rounds, tiny, "{}")
+    return _play("fedavg", rounds, tiny, "{}")
 
 
 @functools.cache
-def _played(method: str, rounds: int, build: Any, values: str) -> Played:
+def _play(method: str, rounds: int, build: Any, values: str) -> Played:
     return run_in_memory(problem_of(method, build=build, **json.loads(values)), rounds)
 
 
-def rows_of(features: Features) -> set[tuple[Any, ...]]:
+def list_rows(features: Features) -> set[tuple[Any, ...]]:
     return {(*row, label) for row, label in zip(features.activations.tolist(), features.labels.tolist(), strict=True)}
 
 
 class TestMixup:
-    def test_weight_one_is_ours_and_zero_is_theirs_exactly(self) -> None:
+    def test_weight_one_is_exactly_ours_and_zero_exactly_theirs(self) -> None:
         ours, theirs = torch.randn(4, 3, 2), torch.randn(4, 3, 2)
         weight = torch.tensor([1.0, 0.0, 1.0, 0.0])
         mixed = mix(ours, theirs, weight)
         assert torch.equal(mixed[::2], ours[::2])
         assert torch.equal(mixed[1::2], theirs[1::2])
 
-    def test_hand_value_and_one_weight_for_all(self) -> None:
+    def test_value_computed_by_hand_with_one_weight_for_all(self) -> None:
         ours, theirs = torch.tensor([[1.0], [2.0]]), torch.tensor([[5.0], [10.0]])
         assert mix(ours, theirs, torch.tensor([0.25, 0.5])).flatten().tolist() == [4.0, 6.0]
         assert mix(ours, theirs, torch.tensor(0.5)).flatten().tolist() == [3.0, 6.0]
@@ -123,7 +134,7 @@ class TestMixup:
         rows = mix(one_hot(y, CLASSES), one_hot(z, CLASSES), weight).sum(dim=1)
         assert torch.allclose(rows, torch.ones(200), atol=1e-6)
 
-    def test_half_precision_theirs_become_ours_dtype(self) -> None:
+    def test_the_result_has_the_dtype_of_ours(self) -> None:
         assert mix(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.float16), torch.ones(2)).dtype == torch.float32
 
     def test_soft_cross_entropy_of_hard_labels(self) -> None:
@@ -131,56 +142,61 @@ class TestMixup:
         found = soft_cross_entropy(F.log_softmax(logits, dim=1), one_hot(y, CLASSES))
         assert found.item() == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-6)
 
-    def test_order_is_whole_passes(self) -> None:
+    def test_the_order_consists_of_whole_passes(self) -> None:
         order = EndlessOrder(derive(0, "x"), 7)
         taken = np.concatenate([order.take(n) for n in (5, 5, 4, 14)])
         assert [sorted(taken[i : i + 7]) for i in range(0, 28, 7)] == [list(range(7))] * 4
 
-    def test_set_smaller_than_a_batch_repeats(self) -> None:
+    def test_a_set_smaller_than_a_batch_repeats(self) -> None:
         assert sorted(EndlessOrder(derive(0, "x"), 2).take(5))[:2] == [0, 0]
         with pytest.raises(ValueError, match="empty"):
             EndlessOrder(derive(0, "x"), 0)
 
 
 class TestObjective:
-    def test_only_local_at_weight_one(self) -> None:
-        model, (x, y) = seeded(plain, 0), batch(6)
-        loss = objective(given=buffer(9), weight=1.0, lambda1=0, lambda2=0)(model, x, y)
+    def test_weight_one_uses_only_local_activations(self) -> None:
+        model, (x, y) = build_seeded(build_plain, 0), make_batch(6)
+        loss = build_objective(given=make_buffer(9), weight=1.0, lambda1=0, lambda2=0)(model, x, y)
         assert loss.item() == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-6)
 
-    def test_only_the_buffer_at_weight_zero(self) -> None:
-        model, (x, y), given = seeded(plain, 0), batch(6), buffer(9)
-        loss = objective(given=given, weight=0.0, lambda1=0, lambda2=0)(model, x, y)
+    def test_weight_zero_uses_only_the_buffer(self) -> None:
+        model, (x, y), given = build_seeded(build_plain, 0), make_batch(6), make_buffer(9)
+        loss = build_objective(given=given, weight=0.0, lambda1=0, lambda2=0)(model, x, y)
         loss.backward()
-        theirs, labels = drawn(given, 6)
+        theirs, labels = take_from_buffer(given, 6)
         assert loss.item() == pytest.approx(F.cross_entropy(cut(model, 0)[1](theirs), labels).item(), rel=1e-6)
         assert not any(p.grad.any() for p in model.stages[0].parameters() if p.grad is not None)
 
-    def test_divergence_is_local_against_global(self) -> None:
+    def test_divergence_is_from_global_to_local(self) -> None:
         p, g = torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.5]])
         expected = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
-        assert divergence(p.log(), g.log()).item() == pytest.approx(expected, rel=1e-6)
-        assert divergence(g.log(), p.log()).item() != pytest.approx(expected, rel=1e-3)
+        assert kl_divergence(p.log(), g.log()).item() == pytest.approx(expected, rel=1e-6)
+        assert kl_divergence(g.log(), p.log()).item() != pytest.approx(expected, rel=1e-3)
 
-    def test_no_distillation_from_itself(self) -> None:
-        model, received, (x, y), given = seeded(plain, 0), seeded(plain, 0), batch(6), buffer(9)
-        without = objective(given=given, lambda1=0, lambda2=0)(model, x, y)
+    def test_distillation_from_the_same_model_is_zero(self) -> None:
+        model, received, (x, y), given = (
+            build_seeded(build_plain, 0),
+            build_seeded(build_plain, 0),
+            make_batch(6),
+            make_buffer(9),
+        )
+        without = build_objective(given=given, lambda1=0, lambda2=0)(model, x, y)
         expected = torch.autograd.grad(without, list(model.parameters()))
-        with_it = objective(received, given, lambda1=5, lambda2=0)(model, x, y)
+        with_it = build_objective(received, given, lambda1=5, lambda2=0)(model, x, y)
         found = torch.autograd.grad(with_it, list(model.parameters()))
         assert with_it.item() == pytest.approx(without.item(), abs=1e-6)
         for one, other in zip(found, expected, strict=True):
             assert torch.allclose(one, other, atol=1e-6)
 
     @pytest.mark.parametrize("size", [9, None])
-    def test_three_terms(self, size: int | None) -> None:
-        model, received, (x, y) = seeded(plain, 0), seeded(plain, 1), batch(6)
-        given = buffer(size) if size else None
+    def test_the_loss_has_three_terms(self, size: int | None) -> None:
+        model, received, (x, y) = build_seeded(build_plain, 0), build_seeded(build_plain, 1), make_batch(6)
+        given = make_buffer(size) if size else None
         head, tail = cut(model, 0)
         own = head(x)
         mixed, wanted = own, one_hot(y, CLASSES)
         if given is not None:
-            theirs, labels = drawn(given, 6)
+            theirs, labels = take_from_buffer(given, 6)
             weight = torch.from_numpy(derive(0, "mixup").beta(2, 2, 6))
             assert len(weight.unique()) == 6  # each pair has its own
             mixed, wanted = (mix(a, b, weight) for a, b in ((own, theirs), (wanted, one_hot(labels, CLASSES))))
@@ -189,32 +205,32 @@ class TestObjective:
         dis = (p * (p / g).log()).sum(1).mean()
         expected = clf + 1.5 * dis + 2.5 * dcor2(x, own)
         assert dis > 1e-3
-        found = objective(received, given, lambda1=1.5, lambda2=2.5)(model, x, y)
+        found = build_objective(received, given, lambda1=1.5, lambda2=2.5)(model, x, y)
         assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 
-    def test_decorrelation_trains_the_head_alone(self) -> None:
-        model, (x, y) = seeded(plain, 0), batch(6)
-        plainly, full = (objective(lambda1=0, lambda2=v)(model, x, y) for v in (0.0, 3.0))
+    def test_decorrelation_trains_only_the_layers_before_the_cut(self) -> None:
+        model, (x, y) = build_seeded(build_plain, 0), make_batch(6)
+        plainly, full = (build_objective(lambda1=0, lambda2=v)(model, x, y) for v in (0.0, 3.0))
         (full - plainly).backward()
         assert max(p.grad.abs().max().item() for p in model.stages[0].parameters()) > 1e-5
         others = [*model.stages[1].parameters(), *model.classifier.parameters()]
         assert all(p.grad.abs().max().item() < 1e-6 for p in others)
 
-    def test_each_layer_sees_a_batch_once_and_the_received_network_stays(self) -> None:
-        model, received = seeded(normalised, 0), seeded(normalised, 0)
+    def test_a_batch_passes_each_layer_once_and_the_received_network_does_not_change(self) -> None:
+        model, received = build_seeded(build_normalised, 0), build_seeded(build_normalised, 0)
         before = read_tensors(received)
-        loss = objective(received, buffer(3))
+        loss = build_objective(received, make_buffer(3))
         model.train()
         for seed in range(4):
-            loss(model, *batch(6, seed)).backward()
+            loss(model, *make_batch(6, seed)).backward()
         assert all(torch.equal(before[name], value) for name, value in read_tensors(received).items())
         counters = [value.item() for name, value in read_tensors(model).items() if name.endswith("num_batches_tracked")]
         assert counters == [4, 4]
         assert all(p.grad is None for p in received.parameters())
 
     def test_batch_of_one(self) -> None:
-        model, (x, y) = seeded(plain, 0), batch(1)
-        loss = objective(seeded(plain, 1), buffer(1))(model, x, y)
+        model, (x, y) = build_seeded(build_plain, 0), make_batch(1)
+        loss = build_objective(build_seeded(build_plain, 1), make_buffer(1))(model, x, y)
         loss.backward()
         assert torch.isfinite(loss)
         assert all(torch.isfinite(p.grad).all() for p in model.parameters())
@@ -227,20 +243,20 @@ class TestRounds:
             played = asyncio.run(federation.play(2))
             chosen = {k: federation.clients.store(k).read_value("chosen") for k in range(6)}
         for cohort, state in zip(played.cohorts, played.states[1:], strict=True):
-            model = problem.network().eval()
+            model = problem.copy_network().eval()
             load(model, state.weights)
             expected: set[tuple[Any, ...]] = set()
             for k in cohort:
-                data = problem.client_data(k).train
-                positions = stored.loads(Chosen, chosen[k]).positions.numpy()
+                data = problem.load_client_data(k).train
+                positions = stored.loads(ChosenExamples, chosen[k]).positions.numpy()
                 assert len(set(positions)) == len(positions)  # without replacement
                 x, y = data.batch(positions)
                 with torch.no_grad():
                     activations = cut(model, 0)[0](x)
                 count = len(data) // 5
-                expected |= rows_of(Features(activations[:count], y[:count]))
-            assert rows_of(state.buffer) == expected
-            assert len(state.buffer.labels) == sum(len(problem.client_data(k).train) // 5 for k in cohort)
+                expected |= list_rows(Features(activations[:count], y[:count]))
+            assert list_rows(state.buffer) == expected
+            assert len(state.buffer.labels) == sum(len(problem.load_client_data(k).train) // 5 for k in cohort)
 
     def test_a_client_always_shares_the_same_examples(self, tmp_path: Path) -> None:
         kept: dict[int, set[bytes]] = {}
@@ -254,11 +270,11 @@ class TestRounds:
                     federation.reach_durable_point()
         assert all(len(blobs) == 1 for blobs in kept.values())
 
-    def test_same_seed_same_model_through_checkpoints_and_another_seed_another(self) -> None:
-        def between(state: Any) -> Any:
+    def test_the_model_depends_on_the_seed_and_survives_checkpoints(self) -> None:
+        def reload(state: Any) -> Any:
             return stored.loads(type(state), stored.dumps(state))
 
-        first, again = play(), run_in_memory(problem_of("flea"), 3, between=between)
+        first, again = play(), run_in_memory(problem_of("flea"), 3, between=reload)
         assert first.sha256 == again.sha256
         assert torch.equal(first.state.buffer.activations, again.state.buffer.activations)
         assert first.sha256 != play(seed=8).sha256
@@ -316,18 +332,18 @@ class TestBytes:
             {"local_test": 0.2, "train": {"epochs": 2}},
         ],
     )
-    def test_measured_is_predicted(self, values: dict[str, Any]) -> None:
+    def test_measured_bytes_equal_the_formula(self, values: dict[str, Any]) -> None:
         played = play(2, **values)
         assert played.measured() == played.predicted()
 
     def test_some_clients_share_nothing(self) -> None:
         problem = problem_of("flea", partition="dirichlet:0.3,min_size=1", clients=6)
-        sizes = [len(problem.client_data(k).train) for k in range(6)]
+        sizes = [len(problem.load_client_data(k).train) for k in range(6)]
         assert min(sizes) < 8 < 10 < max(sizes)
 
-    def test_formula_of_the_card(self) -> None:
+    def test_the_formula_gives_the_papers_bytes(self) -> None:
         played = play(clients=3, params={"measure": 0})
-        sizes = [len(played.problem.client_data(k).train) // 10 for k in range(3)]
+        sizes = [len(played.problem.load_client_data(k).train) // 10 for k in range(3)]
         weights = sum(t.nbytes for t in played.weights.values())
         each = 4 * 12 + 8
         assert played.measured() == {
@@ -335,12 +351,12 @@ class TestBytes:
             "up": {"weights": 3 * 3 * weights, "activations": 3 * sum(sizes) * each, "scalars": 3 * 3 * 8 * 2},
         }
 
-    def test_transport_is_what_travels(self) -> None:
+    def test_activations_travel_in_the_transport_dtype(self) -> None:
         played = play(2, params={"transport": "bfloat16", "measure": 0})
         assert played.state.buffer.activations.dtype == torch.bfloat16
         assert played.records[0]["transport"] == "bfloat16"
 
-    def test_what_float16_can_not_hold_stays_finite(self) -> None:
+    def test_values_out_of_range_of_float16_stay_finite(self) -> None:
         class Loud(nn.Module):
             def forward(self, x: Tensor) -> Tensor:
                 return 1e6 * x.flatten(1)
@@ -354,11 +370,11 @@ class TestBytes:
 
 
 class TestBadInput:
-    def test_a_network_that_can_not_be_split(self) -> None:
+    def test_a_network_that_cannot_be_cut_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"needs a model with stages.*choose another --model"):
             problem_of("flea", build=mlp)
 
-    def test_a_cut_that_is_not_there(self) -> None:
+    def test_a_cut_that_does_not_exist_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="legal cuts are 0 to 1"):
             problem_of("flea", params={"split_layer": 2})
 
@@ -366,17 +382,17 @@ class TestBadInput:
         ("name", "value"),
         [("alpha", -0.1), ("alpha", 1.5), ("a", 0), ("lambda1", -1), ("transport", "int8"), ("max_buffer", 0)],
     )
-    def test_parameters_out_of_range(self, name: str, value: Any) -> None:
+    def test_parameters_out_of_range_are_refused(self, name: str, value: Any) -> None:
         with pytest.raises(ConfigError, match=name):
             problem_of("flea", params={name: value})
 
-    def test_an_alpha_that_gives_no_activation(self) -> None:
+    def test_an_alpha_that_shares_nothing_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"params\.alpha = 0\.01 gives no activation") as caught:
             problem_of("flea", params={"alpha": 0.01})
         remedy = float(re.search(r"set it to ([\d.]+) or more", str(caught.value)).group(1))
         assert play(1, params={"alpha": remedy}).records[0]["buffer_size"] >= 1
 
-    def test_a_buffer_that_is_too_large(self) -> None:
+    def test_a_buffer_that_is_too_large_is_refused(self) -> None:
         # Two of four clients a round: the two largest ones decide, before anybody joins or any memory goes.
         values = {"fraction": 0.5, "partition": "iid", "train_size": 60}
         needed = 2 * 7 * 56
@@ -386,7 +402,7 @@ class TestBadInput:
         ):
             problem_of("flea", params={"max_buffer": needed - 1, "alpha": 0.5}, **values)
 
-    def test_a_client_that_claims_more_examples_than_it_has(self) -> None:
+    def test_a_client_cannot_claim_more_examples_than_it_has(self) -> None:
         class Boaster(Flea):
             name = "boaster"
 
@@ -401,9 +417,15 @@ class TestBadInput:
     @pytest.mark.parametrize("size", [1, 8])
     def test_clients_with_one_example(self, size: int) -> None:
         played = play(
-            2, build=plain, clients=5, partition="iid", train_size=6, train={"batch_size": size}, params={"alpha": 1.0}
+            2,
+            build=build_plain,
+            clients=5,
+            partition="iid",
+            train_size=6,
+            train={"batch_size": size},
+            params={"alpha": 1.0},
         )
-        assert min(len(played.problem.client_data(k).train) for k in range(5)) == 1
+        assert min(len(played.problem.load_client_data(k).train) for k in range(5)) == 1
         assert all(torch.isfinite(t).all() for t in played.weights.values())
         assert played.measured() == played.predicted()
 
@@ -411,12 +433,12 @@ class TestBadInput:
         played = play(3, clients=2, fraction=0.5, train_size=60, train={"batch_size": 32}, params={"alpha": 0.04})
         assert all(0 < record["buffer_size"] < 3 for record in played.records)
 
-    def test_it_says_what_it_shares_and_refuses_dp_sgd(self) -> None:
+    def test_it_declares_what_it_shares_and_refuses_dp_sgd(self) -> None:
         assert Flea.shares == "activations with labels"
         assert not Flea.dp_sgd.is_allowed
 
 
-def spoilt(shared: Shared, how: str) -> Shared:
+def spoil(shared: Contribution, how: str) -> Contribution:
     features = shared.features
     assert features is not None
     activations, labels = features.activations, features.labels
@@ -432,7 +454,7 @@ def spoilt(shared: Shared, how: str) -> Shared:
         "fewer": None,
     }
     if how == "measured":
-        return dataclasses.replace(shared, measured=Measured(math.nan, 0.5))
+        return dataclasses.replace(shared, measured=Correlation(math.nan, 0.5))
     return dataclasses.replace(shared, features=changed[how])
 
 
@@ -440,19 +462,19 @@ class TestBadClients:
     HOW = ("label", "negative", "shape", "dtype", "label dtype", "rows", "nan", "more", "fewer", "measured")
 
     @pytest.mark.parametrize("how", HOW)
-    def test_one_bad_client_hurts_nobody_else(self, how: str) -> None:
+    def test_an_invalid_answer_affects_no_other_client(self, how: str) -> None:
         class Liar(Flea):
             name = "flea-liar"
 
             @on(EXTRACT)
-            def extract(self, ctx: ClientContext, msg: Global) -> Shared:
+            def extract(self, ctx: ClientContext, msg: Global) -> Contribution:
                 shared = Flea.extract(self, ctx, msg)
-                return spoilt(shared, how) if ctx.client == 1 else shared
+                return spoil(shared, how) if ctx.client == 1 else shared
 
         values: dict[str, Any] = {"clients": 3, "partition": "iid", "train_size": 60}
         played = run_in_memory(problem_of(Liar, **values), 1)
         assert played.records[0]["buffer_size"] == 4  # two of each of the other two
-        assert rows_of(played.state.buffer) < rows_of(play(1, **values).state.buffer)
+        assert list_rows(played.state.buffer) < list_rows(play(1, **values).state.buffer)
         assert ("refused" in played.records[0]) == (how in ("more", "fewer"))
         assert all(torch.isfinite(t).all() for t in played.weights.values())
 

@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedrpc.methods.fedavg import FedAvg, Global
-from fedrpc.methods.feddecorr import decorrelation
-from fedrpc.methods.fedlc import margins
-from fedrpc.methods.fedntd import not_true_distillation
-from fedrpc.methods.fedprox import pull
+from fedrpc.methods.feddecorr import decorrelation_loss
+from fedrpc.methods.fedlc import compute_margins
+from fedrpc.methods.fedntd import not_true_distillation_loss
+from fedrpc.methods.fedprox import add_proximal_gradient
 from fedrpc.training.losses import cross_entropy
 from tests.fakes import problem_of, run_in_memory
 
 
-def generator(seed: int) -> torch.Generator:
+def make_generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
@@ -29,14 +29,14 @@ class TestFedProx:
         anchor = {name: torch.randn_like(p) for name, p in model.named_parameters()}
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
-        pull(model, anchor, 0.7)
+        add_proximal_gradient(model, anchor, 0.7)
         for name, parameter in model.named_parameters():
             assert torch.allclose(parameter.grad, 1 + 0.7 * (parameter - anchor[name]), rtol=1e-12)
 
     def test_nothing_at_the_anchor_or_without_a_gradient(self) -> None:
         model = nn.Linear(3, 2)
         model.weight.grad = torch.zeros_like(model.weight)
-        pull(model, {name: p.detach().clone() for name, p in model.named_parameters()}, 0.7)
+        add_proximal_gradient(model, {name: p.detach().clone() for name, p in model.named_parameters()}, 0.7)
         assert not model.weight.grad.any()
         assert model.bias.grad is None
 
@@ -51,7 +51,7 @@ class TestFedProx:
             anchor = {"weight": torch.full((1, 1), start, dtype=torch.float64)}
             value = 0.5 * a * (model.weight - c).square().sum()
             value.backward()
-            pull(model, anchor, mu)
+            add_proximal_gradient(model, anchor, mu)
             return value
 
         optimizer.step(closure)
@@ -61,13 +61,13 @@ class TestFedProx:
         model = nn.BatchNorm1d(2)
         anchor = {name: t.clone() for name, t in model.state_dict().items()}
         model.running_mean += 5
-        pull(model, anchor, 1.0)
+        add_proximal_gradient(model, anchor, 1.0)
         assert torch.equal(model.running_mean, torch.full((2,), 5.0))
 
     def test_a_round_is_that_of_the_penalised_loss(self) -> None:
         """The same weights as with the penalty in the loss, where autograd finds its gradient."""
 
-        def penalised(anchor: dict[str, torch.Tensor]) -> Any:
+        def build_penalised(anchor: dict[str, torch.Tensor]) -> Any:
             def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
                 squares = [(p - anchor[name]).square().sum() for name, p in model.named_parameters()]
                 return cross_entropy(model, x, y) + 0.25 * torch.stack(squares).sum()
@@ -78,7 +78,7 @@ class TestFedProx:
             name = "in-the-loss"
 
             def build_loss(self, ctx: Any, msg: Global) -> Any:
-                return penalised(msg.weights)
+                return build_penalised(msg.weights)
 
         by_hand = run_in_memory(problem_of("fedprox", params={"mu": 0.5}), 2).weights
         in_loss = run_in_memory(problem_of(InTheLoss), 2).weights
@@ -90,46 +90,46 @@ class TestFedProx:
 class TestFedDecorr:
     def test_zero_for_orthogonal_columns(self) -> None:
         z = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
-        assert decorrelation(z).item() == pytest.approx(0, abs=1e-9)
+        assert decorrelation_loss(z).item() == pytest.approx(0, abs=1e-9)
 
     @pytest.mark.parametrize(("n", "d"), [(64, 7), (16, 40)])
     def test_ratio_to_the_mean_squared_correlation(self, n: int, d: int) -> None:
-        z = torch.randn(n, d, generator=generator(0), dtype=torch.float64)
+        z = torch.randn(n, d, generator=make_generator(0), dtype=torch.float64)
         k = torch.corrcoef(z.T)
         mean = (k.square().sum() - k.diagonal().square().sum()) / (d * (d - 1))
-        assert decorrelation(z).item() == pytest.approx(((n - 1) ** 2 / n) * mean.item(), rel=1e-5)
+        assert decorrelation_loss(z).item() == pytest.approx(((n - 1) ** 2 / n) * mean.item(), rel=1e-5)
 
     def test_duplicated_column_raises_it(self) -> None:
-        z = torch.randn(32, 4, generator=generator(1))
-        assert decorrelation(torch.cat([z, z[:, :1]], dim=1)) > decorrelation(z)
+        z = torch.randn(32, 4, generator=make_generator(1))
+        assert decorrelation_loss(torch.cat([z, z[:, :1]], dim=1)) > decorrelation_loss(z)
 
     def test_invariant_to_affine_maps_of_each_feature(self) -> None:
-        z = torch.randn(32, 4, generator=generator(2), dtype=torch.float64)
+        z = torch.randn(32, 4, generator=make_generator(2), dtype=torch.float64)
         moved = z * torch.tensor([2.0, -3.0, 0.5, 10.0]) + torch.tensor([1.0, 2.0, 3.0, 4.0])
-        assert decorrelation(moved).item() == pytest.approx(decorrelation(z).item(), rel=1e-6)
+        assert decorrelation_loss(moved).item() == pytest.approx(decorrelation_loss(z).item(), rel=1e-6)
 
     def test_constant_feature_and_single_example_are_finite(self) -> None:
         z = torch.randn(8, 3)
         z[:, 0] = 2.0
         z.requires_grad_()
-        decorrelation(z).backward()
+        decorrelation_loss(z).backward()
         assert torch.isfinite(z.grad).all()
-        assert decorrelation(torch.randn(1, 3)) == 0
+        assert decorrelation_loss(torch.randn(1, 3)) == 0
 
 
 class TestFedLC:
     def test_hand_value(self) -> None:
-        loss = F.cross_entropy(torch.zeros(1, 2) - margins(torch.tensor([1, 16]), 1.0), torch.tensor([0]))
+        loss = F.cross_entropy(torch.zeros(1, 2) - compute_margins(torch.tensor([1, 16]), 1.0), torch.tensor([0]))
         assert loss.item() == pytest.approx(math.log(1 + math.exp(0.5)), rel=1e-6)
 
     def test_equal_counts_are_plain_cross_entropy(self) -> None:
-        logits, y = torch.randn(6, 3, generator=generator(3)), torch.tensor([0, 1, 2, 0, 1, 2])
-        calibrated = F.cross_entropy(logits - margins(torch.tensor([9, 9, 9]), 0.8), y)
+        logits, y = torch.randn(6, 3, generator=make_generator(3)), torch.tensor([0, 1, 2, 0, 1, 2])
+        calibrated = F.cross_entropy(logits - compute_margins(torch.tensor([9, 9, 9]), 0.8), y)
         assert calibrated.item() == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-6)
 
     def test_missing_class_is_masked_without_gradient(self) -> None:
         logits = torch.randn(4, 3, requires_grad=True)
-        loss = F.cross_entropy(logits - margins(torch.tensor([5, 0, 2]), 1.0), torch.tensor([0, 2, 0, 2]))
+        loss = F.cross_entropy(logits - compute_margins(torch.tensor([5, 0, 2]), 1.0), torch.tensor([0, 2, 0, 2]))
         loss.backward()
         assert torch.isfinite(loss)
         assert not logits.grad[:, 1].any()
@@ -139,22 +139,22 @@ class TestFedNTD:
     y = torch.tensor([0, 3, 1, 2, 3])
 
     def test_zero_when_the_student_is_the_teacher(self) -> None:
-        logits = torch.randn(5, 4, generator=generator(4))
-        assert not_true_distillation(logits, logits, self.y, 1.0).item() == pytest.approx(0, abs=1e-7)
+        logits = torch.randn(5, 4, generator=make_generator(4))
+        assert not_true_distillation_loss(logits, logits, self.y, 1.0).item() == pytest.approx(0, abs=1e-7)
 
     def test_the_true_logit_does_not_matter(self) -> None:
-        student, teacher = (torch.randn(5, 4, generator=generator(s)) for s in (5, 6))
+        student, teacher = (torch.randn(5, 4, generator=make_generator(s)) for s in (5, 6))
         moved = [t.scatter_add(1, self.y[:, None], torch.full((5, 1), 7.0)) for t in (student, teacher)]
-        plain = not_true_distillation(student, teacher, self.y, 2.0)
+        plain = not_true_distillation_loss(student, teacher, self.y, 2.0)
         assert plain > 0.01
-        assert torch.equal(not_true_distillation(*moved, self.y, 2.0), plain)
+        assert torch.equal(not_true_distillation_loss(*moved, self.y, 2.0), plain)
 
     def test_two_classes_leave_nothing_to_distil(self) -> None:
-        student, teacher = (torch.randn(5, 2, generator=generator(s)) for s in (7, 8))
-        assert not_true_distillation(student, teacher, self.y % 2, 1.0) == 0
+        student, teacher = (torch.randn(5, 2, generator=make_generator(s)) for s in (7, 8))
+        assert not_true_distillation_loss(student, teacher, self.y % 2, 1.0) == 0
 
     def test_hand_value(self) -> None:
         student, teacher = torch.zeros(1, 3), torch.tensor([[0.0, math.log(3.0), 0.0]])
         expected = 4 * sum(p * math.log(p / 0.5) for p in (math.sqrt(3) / (1 + math.sqrt(3)), 1 / (1 + math.sqrt(3))))
-        value = not_true_distillation(student, teacher, torch.tensor([0]), 2.0)
+        value = not_true_distillation_loss(student, teacher, torch.tensor([0]), 2.0)
         assert value.item() == pytest.approx(expected, rel=1e-5)

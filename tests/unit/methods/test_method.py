@@ -1,4 +1,4 @@
-"""What makes a method: phases with kinds, answers that leave no trace of text, and layouts that can be compared."""
+"""Methods and phases: messages with kinds, answers without text, layouts that can be compared, parameters, costs."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Talk:
     note: str
 
 
-def test_a_phase_wants_messages_that_say_what_they_are_about():
+def test_a_phase_needs_messages_whose_fields_have_kinds():
     with pytest.raises(TypeError, match=r"Kindless\.x has no kind"):
         Phase("p", Kindless, Say)
     with pytest.raises(TypeError, match=r"Kindless\.x has no kind"):
         Phase("p", Ask, Kindless)
 
 
-def test_same_names_fields_that_both_sides_have():
+def test_same_must_name_fields_of_both_messages():
     assert Phase("p", Ask, Say, same=("x",)).same == ("x",)
-    with pytest.raises(TypeError, match="has no field 'y' to hold 'same'"):
+    with pytest.raises(TypeError, match="has no field 'y', which 'same' names"):
         Phase("p", Ask, Say, same=("y",))
 
 
@@ -55,7 +55,7 @@ def test_a_method_knows_the_phases_that_it_answers():
     assert FedAvg.phases == {"fit": (FIT, "fit")}
 
 
-def test_a_subclass_inherits_phases_and_may_answer_them_otherwise():
+def test_a_subclass_inherits_phases_and_may_override_answers():
     other = Phase("other", Ask, Say)
 
     class Sub(FedAvg):
@@ -89,49 +89,49 @@ def test_a_subclass_may_ask_a_phase_of_the_same_name_with_other_messages():
 
 
 @pytest.mark.parametrize("name", ["session", "evaluate"])
-def test_the_coordinators_own_phases_are_taken(name):
+def test_the_coordinators_phase_names_are_reserved(name):
     phase = Phase(name, Ask, Say)
-    with pytest.raises(TypeError, match=f"the phase name '{name}' is the coordinator's own"):
+    with pytest.raises(TypeError, match=f"the phase name '{name}' is reserved for the coordinator"):
 
-        class Rude(Method[Ask]):
+        class Conflicting(Method[Ask]):
             @on(phase)
             def answer_it(self, ctx, msg):
                 return None
 
 
-def test_an_answer_in_text_is_refused_since_no_privacy_row_would_tell_of_it():
+def test_an_answer_with_text_is_refused():
     phase = Phase("talk", Ask, Talk)
     with pytest.raises(TypeError, match="answers with text"):
 
-        class Gossip(Method[Ask]):
+        class WithText(Method[Ask]):
             @on(phase)
             def talk(self, ctx, msg):
                 return None
 
 
-def method_of(*phases: Phase) -> type[Method]:
-    class Made(Method[Ask]):
+def build_method(*phases: Phase) -> type[Method]:
+    class Built(Method[Ask]):
         pass
 
-    Made.phases = {phase.name: (phase, "f") for phase in phases}
-    return Made
+    Built.phases = {phase.name: (phase, "f") for phase in phases}
+    return Built
 
 
-def test_layouts_are_compared_by_every_message_and_name():
+def test_the_schema_digest_covers_every_message_and_name():
     one, two = Phase("one", Ask, Say), Phase("two", Global, Update)
     digests = [
-        method_of(one).schema_digest(),
-        method_of(two).schema_digest(),
-        method_of(one, two).schema_digest(),
-        method_of(Phase("one", Ask, Ask)).schema_digest(),
-        method_of(Phase("uno", Ask, Say)).schema_digest(),
-        method_of(Phase("one", Global, Update), Phase("two", Ask, Say)).schema_digest(),
+        build_method(one).schema_digest(),
+        build_method(two).schema_digest(),
+        build_method(one, two).schema_digest(),
+        build_method(Phase("one", Ask, Ask)).schema_digest(),
+        build_method(Phase("uno", Ask, Say)).schema_digest(),
+        build_method(Phase("one", Global, Update), Phase("two", Ask, Say)).schema_digest(),
     ]
     assert len(set(digests)) == len(digests)
-    assert method_of(two, one).schema_digest() == method_of(one, two).schema_digest()
+    assert build_method(two, one).schema_digest() == build_method(one, two).schema_digest()
 
 
-def test_parameters_are_frozen_and_know_their_names():
+def test_parameters_are_frozen_and_reject_unknown_names():
     class Own(Params):
         mu: float = 0.1
 
@@ -148,7 +148,7 @@ def test_costs_add_up():
     assert cost.up == {Kind.SCALARS: 8}
 
 
-def test_a_reports_loss_is_its_last_epochs():
+def test_the_loss_of_a_report_is_that_of_the_last_epoch():
     assert TrainReport(3, 2, (1.0, 0.5)).loss == 0.5
     assert TrainReport(3, 0, ()).loss == 0
 
@@ -158,7 +158,7 @@ def test_a_network_is_the_configured_one_unless_a_method_wraps_it():
     assert FedAvg().network(lambda: built) is built
 
 
-def test_stages_are_only_asked_of_methods_that_have_them():
+def test_overrides_tells_optional_stages():
     class Sub(FedAvg):
         async def setup(self, state, rnd):
             return state

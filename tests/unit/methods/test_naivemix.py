@@ -33,28 +33,28 @@ class Seen(nn.Module):
         return torch.tensor([[0.0, 1.0, 2.0]]).expand(len(x), -1)
 
 
-def loss_of(pool: Means, a: float = 2.0) -> Loss:
+def build_loss(pool: Means, a: float = 2.0) -> Loss:
     ctx = SimpleNamespace(
         params=SimpleNamespace(a=a), rng=lambda _: np.random.default_rng(5), env=SimpleNamespace(num_classes=3)
     )
-    return NaiveMix().mixed(cast(ClientContext, ctx), pool)
+    return NaiveMix().build_mixed_loss(cast(ClientContext, ctx), pool)
 
 
 def test_one_weight_for_a_batch_and_a_new_one_for_the_next() -> None:
-    loss, model = loss_of(Means(torch.zeros(4, 2), torch.full((4, 3), 1 / 3))), Seen()
+    loss, model = build_loss(Means(torch.zeros(4, 2), torch.full((4, 3), 1 / 3))), Seen()
     for _ in range(200):
         loss(model, torch.ones(8, 2), torch.zeros(8, dtype=torch.int64))
     weights = [x.unique().tolist() for x in model.x]
     assert all(len(values) == 1 for values in weights)
-    drawn = np.array(weights)[:, 0]
-    assert len(set(drawn)) == 200
-    assert drawn.mean() == pytest.approx(0.5, abs=0.05)
-    assert drawn.var() == pytest.approx(1 / 20, abs=0.015)  # of Beta(2, 2)
+    sampled = np.array(weights)[:, 0]
+    assert len(set(sampled)) == 200
+    assert sampled.mean() == pytest.approx(0.5, abs=0.05)
+    assert sampled.var() == pytest.approx(1 / 20, abs=0.015)  # of Beta(2, 2)
 
 
 def test_inputs_and_labels_are_mixed_alike() -> None:
     y_mean = torch.tensor([[0.2, 0.3, 0.5]])
-    loss, model = loss_of(Means(torch.zeros(1, 2), y_mean)), Seen()
+    loss, model = build_loss(Means(torch.zeros(1, 2), y_mean)), Seen()
     y = torch.tensor([0, 2])
     value = loss(model, torch.ones(2, 2), y)
     weight = float(model.x[0][0, 0])
@@ -64,10 +64,10 @@ def test_inputs_and_labels_are_mixed_alike() -> None:
     assert float(value) == pytest.approx(float(-(wanted * log_p).sum(dim=1).mean()), rel=1e-6)
 
 
-def test_examples_meet_different_means() -> None:
+def test_examples_are_paired_with_different_means() -> None:
     pool = Means(torch.arange(50.0)[:, None].repeat(1, 2), torch.full((50, 3), 1 / 3))
     model = Seen()
-    loss_of(pool)(model, torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64))
+    build_loss(pool)(model, torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64))
     assert len(model.x[0][:, 0].unique()) > 1
 
 

@@ -17,25 +17,25 @@ from fedrpc.methods.runtime import ClientContext
 from fedrpc.models.state import load
 from fedrpc.wire.message import Tensors
 from tests.fakes import mlp, problem_of, run_in_memory
-from tests.unit.methods.test_fedzdac import Uniform, without_data
+from tests.unit.methods.test_fedzdac import Uniform, remove_data
 from tests.unit.wire.messages import same
 
 HAND = {"start": [1.0, 2.0], "clients": [([0.0, 1.0], 0.7), ([3.0, 2.5], 1.9)], "lipschitz": 10.0}
 
 
-def step(q: float, start: Any, clients: Any, lipschitz: float) -> torch.Tensor:
-    made = FairStep({"w": torch.tensor(start)}, ["w"], q=q, lipschitz=lipschitz)
+def take_step(q: float, start: Any, clients: Any, lipschitz: float) -> torch.Tensor:
+    fair = FairStep({"w": torch.tensor(start)}, ["w"], q=q, lipschitz=lipschitz)
     for weights, loss in clients:
-        made.add({"w": torch.tensor(weights)}, loss)
-    return made.value["w"]
+        fair.add({"w": torch.tensor(weights)}, loss)
+    return fair.value["w"]
 
 
-# The card's oracles
+# Reference values
 
 
 @pytest.mark.parametrize(("q", "wanted"), [(1, (1.047619, 2.003840)), (5, (1.017512, 2.004333)), (0, (1.5, 1.75))])
-def test_hand_values(q, wanted):
-    assert step(q, **HAND).tolist() == pytest.approx(wanted, abs=1e-6)
+def test_values_computed_by_hand(q, wanted):
+    assert take_step(q, **HAND).tolist() == pytest.approx(wanted, abs=1e-6)
 
 
 @pytest.mark.parametrize("q", [0, 0.1, 1, 5, 15])
@@ -49,7 +49,7 @@ def test_the_step_is_the_papers_formula(q):
         f = loss + 1e-10
         total += f**q * moved
         h += q * f ** (q - 1) * float(moved.square().sum()) + lipschitz * f**q
-    got = step(q, start.tolist(), [(w.tolist(), loss) for w, loss in clients], lipschitz)
+    got = take_step(q, start.tolist(), [(w.tolist(), loss) for w, loss in clients], lipschitz)
     assert torch.allclose(got.double(), start.double() - total / h, rtol=1e-6, atol=1e-7)
 
 
@@ -63,9 +63,9 @@ def test_q_0_is_the_uniform_mean_bit_for_bit(train):
 
 
 @pytest.mark.parametrize("q", [0, 0.1, 1, 50])
-def test_clients_that_stay_leave_the_model_where_it_is(q):
+def test_unchanged_clients_leave_the_model_unchanged(q):
     clients = [([0.1, -7.0], loss) for loss in (0.0, 0.3, 40.0)]
-    assert torch.equal(step(q, [0.1, -7.0], clients, 50.0), torch.tensor([0.1, -7.0]))
+    assert torch.equal(take_step(q, [0.1, -7.0], clients, 50.0), torch.tensor([0.1, -7.0]))
 
 
 @pytest.mark.parametrize("q", [0, 0.1, 1, 5])
@@ -73,14 +73,14 @@ def test_the_step_is_no_longer_than_the_longest_clients(q):
     for seed in range(20):
         torch.manual_seed(seed)
         start, clients = torch.randn(6), [(torch.randn(6), float(loss)) for loss in torch.rand(4) * 5]
-        got = step(q, start.tolist(), [(w.tolist(), loss) for w, loss in clients], 50.0)
+        got = take_step(q, start.tolist(), [(w.tolist(), loss) for w, loss in clients], 50.0)
         longest = max(float((start - w).norm()) for w, _ in clients)
         assert float((start - got).norm()) <= longest * (1 + 1e-6)
 
 
-def test_more_q_gives_the_worse_served_client_more_say():
+def test_a_larger_q_gives_clients_with_a_high_loss_more_weight():
     ends = [([0.0], 0.1), ([2.0], 2.0)]
-    moves = [float(step(q, [1.0], ends, 0.01)) - 1 for q in (0, 0.5, 1, 2)]  # h is nearly L F^q for a small L
+    moves = [float(take_step(q, [1.0], ends, 0.01)) - 1 for q in (0, 0.5, 1, 2)]  # h is nearly L F^q for a small L
     assert moves[0] == pytest.approx(0, abs=1e-6)
     assert moves == sorted(moves)
     assert moves[-1] > 0.9
@@ -91,14 +91,14 @@ def test_more_q_gives_the_worse_served_client_more_say():
 
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("q", [0.1, 1, 50, 500])
-def test_losses_of_any_size_are_numbers(q, order):
+def test_losses_of_any_size_give_finite_steps(q, order):
     clients = [([0.0, 1.0], 0.0), ([3.0, 2.5], 1e-9), ([1.0, 1.0], 1e9), ([0.5, 4.0], 1e30)][::order]
-    got = step(q, [1.0, 2.0], clients, 50.0)
+    got = take_step(q, [1.0, 2.0], clients, 50.0)
     assert torch.isfinite(got).all()
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_powers_beyond_floats_are_exact(order):
+def test_powers_beyond_the_range_of_floats_are_exact(order):
     """1000 ** q overflows from q = 103 on; decimals have no such bounds."""
     q, start, clients = 400, 1.0, [(0.0, 1000.0), (3.0, 999.0)][::order]
     total = h = Decimal(0)
@@ -106,16 +106,16 @@ def test_powers_beyond_floats_are_exact(order):
         moved, f = Decimal(10 * (start - weight)), Decimal(loss) + Decimal("1e-10")
         total += f**q * moved
         h += q * f ** (q - 1) * moved**2 + 10 * f**q
-    assert float(step(q, [start], [([w], loss) for w, loss in clients], 10.0)) == pytest.approx(
+    assert float(take_step(q, [start], [([w], loss) for w, loss in clients], 10.0)) == pytest.approx(
         float(Decimal(start) - total / h), rel=1e-6
     )
 
 
-def test_buffers_are_averaged_alike_and_counters_are_the_largest():
+def test_buffers_are_averaged_uniformly_and_counters_are_the_largest():
     start: Tensors = {"w": torch.ones(2), "running_mean": torch.zeros(1), "num_batches_tracked": torch.tensor(3)}
-    made = FairStep(start, ["w"], q=5, lipschitz=10)
+    fair = FairStep(start, ["w"], q=5, lipschitz=10)
     for number, loss in ((1, 0.1), (4, 3.0)):
-        made.add(
+        fair.add(
             {
                 "w": torch.ones(2),
                 "running_mean": torch.full((1,), float(number)),
@@ -123,13 +123,13 @@ def test_buffers_are_averaged_alike_and_counters_are_the_largest():
             },
             loss,
         )
-    assert list(made.value) == list(start)
-    assert made.value["running_mean"].item() == 2.5
-    assert made.value["num_batches_tracked"].item() == 7
-    assert made.value["num_batches_tracked"].dtype == torch.int64
+    assert list(fair.value) == list(start)
+    assert fair.value["running_mean"].item() == 2.5
+    assert fair.value["num_batches_tracked"].item() == 7
+    assert fair.value["num_batches_tracked"].dtype == torch.int64
 
 
-def test_nobody_is_no_step():
+def test_without_clients_there_is_no_step():
     with pytest.raises(QuorumError, match="no client that answered had any training data"):
         _ = FairStep({"w": torch.ones(1)}, ["w"], q=1, lipschitz=1).value
 
@@ -141,15 +141,15 @@ def test_the_loss_is_of_the_received_model_in_evaluation_mode_before_training():
     problem = problem_of("qffl")
     played = run_in_memory(problem, 2)
     for index, record in enumerate(played.records):
-        model = problem.network().eval()
+        model = problem.copy_network().eval()
         load(model, played.states[index].weights)
         for client, loss in record["losses_before"].items():
-            x, y = problem.client_data(client).train.all()
+            x, y = problem.load_client_data(client).train.all()
             with torch.no_grad():
                 assert loss == pytest.approx(float(F.cross_entropy(model(x), y)), rel=1e-5)
 
 
-def test_a_round_uses_its_own_rate():
+def test_a_round_uses_its_own_learning_rate():
     sent: dict[tuple[int, int], FairUpdate] = {}
 
     class Watched(QFfl):
@@ -162,7 +162,7 @@ def test_a_round_uses_its_own_rate():
 
     problem = problem_of(Watched, build=mlp, params={"q": 2}, train={"lr": 0.1, "lr_decay": 0.5})
     played = run_in_memory(problem, 2)
-    learned = [name for name, _ in problem.network().named_parameters()]
+    learned = [name for name, _ in problem.copy_network().named_parameters()]
     for index, rate in enumerate((0.1, 0.05)):
         wanted = FairStep(played.states[index].weights, learned, q=2, lipschitz=1 / rate)
         for client in range(4):
@@ -170,7 +170,7 @@ def test_a_round_uses_its_own_rate():
         assert same(played.states[index + 1].weights, wanted.value)
 
 
-def test_bytes_are_fedavgs_and_a_scalar():
+def test_bytes_are_fedavgs_plus_a_scalar():
     ours, fedavg = (run_in_memory(problem_of(m, fraction=0.5, train={"epochs": 2}), 3) for m in ("qffl", "fedavg"))
     assert ours.measured() == ours.predicted()
     wanted = fedavg.measured()
@@ -185,13 +185,13 @@ def test_it_learns():
 
 
 @pytest.mark.parametrize("train", [{"optimizer": "adam"}, {"momentum": 0.9}])
-def test_other_steps_than_plain_sgds_are_refused(train):
+def test_optimizers_other_than_plain_sgd_are_refused(train):
     with pytest.raises(ConfigError, match=r"plain SGD only, got .*; set train\.optimizer=sgd and train\.momentum=0"):
         problem_of("qffl", train=train)
 
 
 @pytest.mark.parametrize("loss", [-1e-9, math.nan, math.inf])
-def test_losses_that_make_no_sense_are_noticed(loss):
+def test_invalid_losses_are_refused(loss):
     assert FIT.check is not None
     losses = torch.zeros(1, dtype=torch.float64)
     with pytest.raises(ValueError, match="the loss of the received model"):
@@ -201,12 +201,12 @@ def test_losses_that_make_no_sense_are_noticed(loss):
     FIT.check(None, FairUpdate({}, 1, losses, 0.0))  # type: ignore[arg-type]
 
 
-def test_q_is_not_below_0():
+def test_a_negative_q_is_refused():
     with pytest.raises(ConfigError, match=r"params\.q"):
         problem_of("qffl", params={"q": -0.1})
 
 
-def test_a_client_without_data_has_no_say():
-    poor = run_in_memory(without_data(problem_of("qffl"), 2), 1)
+def test_a_client_without_data_does_not_count():
+    poor = run_in_memory(remove_data(problem_of("qffl"), 2), 1)
     assert set(poor.records[0]["losses_before"]) == {0, 1, 3}
     assert same(poor.state, run_in_memory(problem_of("qffl"), 1, absent=lambda i, p, s, client: client == 2).state)

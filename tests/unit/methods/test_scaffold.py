@@ -28,7 +28,7 @@ def reference_run(
     problem: Problem, cohorts: list[list[int]], option: str = "II", global_lr: float = 1.0
 ) -> list[tuple[ref.Arrays, ref.Arrays]]:
     """Model and server variate after each round, by the paper's algorithm."""
-    x = ref.as_arrays(dict(problem.network().state_dict()))
+    x = ref.as_arrays(dict(problem.copy_network().state_dict()))
     c, own = ref.zeros(x), {client: ref.zeros(x) for client in range(problem.config.clients)}
     config, after = problem.config.train, []
     for index, cohort in enumerate(cohorts):
@@ -119,7 +119,7 @@ def test_the_servers_variate_is_the_mean_of_all_clients(fraction):
 
 def test_variates_are_of_trainable_parameters_and_travel_under_their_own_kind():
     run = run_in_memory(problem_of("scaffold", fraction=0.5, train={"epochs": 2}), 3)
-    learned = dict(run.problem.network().named_parameters())
+    learned = dict(run.problem.copy_network().named_parameters())
     assert set(run.state.control) == set(learned) < set(run.weights)
     fedavg = run_in_memory(problem_of("fedavg", fraction=0.5, train={"epochs": 2}), 3).measured()
     size = 3 * 2 * count_payload_bytes(learned)

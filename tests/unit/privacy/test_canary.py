@@ -14,7 +14,7 @@ from fedrpc.config import PrivacyConfig, TrainConfig
 from fedrpc.data.examples import Examples
 from fedrpc.privacy.accountant import compute_epsilon
 from fedrpc.privacy.mechanisms import History, Trainings
-from fedrpc.seeds import derive, torch_generator
+from fedrpc.seeds import derive, make_torch_generator
 from fedrpc.training.dpsgd import DpSgd
 
 DELTA = 1e-5
@@ -34,7 +34,7 @@ def release(seed: int, noise: float, *, canary: bool, batch: int) -> tuple[float
     model = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(model.weight)
     privacy = PrivacyConfig(dp_sgd={"noise_multiplier": noise, "max_grad_norm": 1.0})
-    streams = {name: torch_generator(derive(seed, name)) for name in ("noise", "sampling")}
+    streams = {name: make_torch_generator(derive(seed, name)) for name in ("noise", "sampling")}
     trainer = DpSgd(privacy, Trainings(), num_rounds=1, afford=lambda _: None, **streams)
     config = TrainConfig(epochs=2, batch_size=batch, lr=1.0)
     data = Examples.of(x, torch.zeros(8, dtype=torch.int64))

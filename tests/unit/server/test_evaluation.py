@@ -29,7 +29,7 @@ def test_clients_are_summarised_by_counts_and_fairness():
 def test_an_evaluator_counts_the_external_test_with_the_weights_it_gets():
     problem = problem_of("fedavg", build=mlp)
     evaluator = Evaluator(problem, CPU)
-    weights = read_tensors(problem.network())
+    weights = read_tensors(problem.copy_network())
     biased = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     biased["3.bias"][4] = 1.0
     first = evaluator.evaluate(weights)
@@ -41,12 +41,12 @@ def test_an_evaluator_counts_the_external_test_with_the_weights_it_gets():
 
 def test_a_network_without_stages_has_no_feature_metrics():
     problem = problem_of("fedavg", build=mlp)
-    assert Evaluator(problem, CPU).measure_features(read_tensors(problem.network())) == {}
+    assert Evaluator(problem, CPU).measure_features(read_tensors(problem.copy_network())) == {}
 
 
 def test_features_are_the_same_again():
     problem = problem_of("fedavg")
-    weights = read_tensors(problem.network())
+    weights = read_tensors(problem.copy_network())
     evaluator = Evaluator(problem, CPU)
     found = evaluator.measure_features(weights)
     assert found == evaluator.measure_features(weights)

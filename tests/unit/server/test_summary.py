@@ -8,7 +8,7 @@ import torch
 import fedrpc
 from fedrpc.methods.cost import Cost
 from fedrpc.methods.fedavg import FedAvg
-from fedrpc.methods.tools import Reported
+from fedrpc.methods.tools import ReportedValue
 from fedrpc.models.state import count_payload_bytes, read_tensors
 from fedrpc.server import summary
 from fedrpc.wire.kinds import Kind
@@ -42,19 +42,19 @@ def test_models_that_differ_in_a_bit_have_different_hashes(change):
 
 def test_shapes_are_those_of_the_problem():
     problem = problem_of("fedavg", local_test=0.25, clients=3)
-    weights = read_tensors(problem.network())
+    weights = read_tensors(problem.copy_network())
     shapes = summary.build_shapes(problem, weights, [[0, 2], [1]])
     assert shapes.weights_bytes == count_payload_bytes(weights)
     assert shapes.num_asked == 3
-    assert shapes.num_examples == [len(problem.client_data(client).train) for client in range(3)]
+    assert shapes.num_examples == [len(problem.load_client_data(client).train) for client in range(3)]
     assert (shapes.env.shape, shapes.sample_floats, shapes.env.num_classes) == ((1, 28, 28), 784, 10)
     for client in range(3):
-        counts = torch.bincount(problem.client_data(client).train.y, minlength=10).tolist()
+        counts = torch.bincount(problem.load_client_data(client).train.y, minlength=10).tolist()
         assert list(shapes.class_counts[client]) == counts
 
 
 def test_weights_are_four_bytes_a_float_and_eight_a_batchnorm_counter():
-    network = problem_of("fedavg", build=None).network()
+    network = problem_of("fedavg", build=None).copy_network()
     floats = sum(t.numel() for t in network.state_dict().values() if t.is_floating_point())
     counters = sum(name.endswith("num_batches_tracked") for name in network.state_dict())
     assert counters
@@ -119,7 +119,7 @@ def test_bytes_have_the_ledger_and_the_formula():
 
 def test_fedavg_has_no_overhead_over_itself():
     problem = problem_of("fedavg")
-    shapes = summary.build_shapes(problem, read_tensors(problem.network()), [[0, 1], [2]])
+    shapes = summary.build_shapes(problem, read_tensors(problem.copy_network()), [[0, 1], [2]])
     cost = FedAvg().cost(shapes)
     rows = {
         Key(0, "fit", kind.label, side, 0, 0): Sums(size, size, 1)
@@ -173,10 +173,10 @@ RECORDS = [
 
 def test_the_latest_value_of_what_a_method_names_is_reported():
     wanted = [
-        Reported("share", "real share", "of all"),
-        Reported("formal", "formal privacy", why="formal_reason"),
-        Reported("from.note", "source"),
-        Reported("never", "never recorded"),
+        ReportedValue("share", "real share", "of all"),
+        ReportedValue("formal", "formal privacy", why="formal_reason"),
+        ReportedValue("from.note", "source"),
+        ReportedValue("never", "never recorded"),
     ]
     assert summary.collect_reported(wanted, RECORDS) == {
         "share": {"words": "real share", "about": "of all", "value": 0.75, "round": 1},
@@ -186,13 +186,13 @@ def test_the_latest_value_of_what_a_method_names_is_reported():
 
 
 def test_numbers_of_all_rounds_are_reported_by_their_spread():
-    told = summary.collect_reported([Reported("passed", "acceptance", spread=True)], RECORDS)
+    told = summary.collect_reported([ReportedValue("passed", "acceptance", spread=True)], RECORDS)
     assert told["passed"]["value"] == {"mean": 0.5, "least": 0.25, "greatest": 0.75, "count": 2}
     nothing = [{"round": 0, "passed": {"0": {}}}]
-    assert summary.collect_reported([Reported("passed", "acceptance", spread=True)], nothing) == {}
+    assert summary.collect_reported([ReportedValue("passed", "acceptance", spread=True)], nothing) == {}
 
 
 def test_rows_have_the_columns_that_were_asked_for():
-    told = summary.collect_reported([Reported("levels", "levels", columns={"key": "level", "n": "kept"})], RECORDS)
+    told = summary.collect_reported([ReportedValue("levels", "levels", columns={"key": "level", "n": "kept"})], RECORDS)
     assert told["levels"]["value"] == [{"key": "0", "n": 5}, {"key": "1", "n": 7}]
     assert told["levels"]["columns"] == {"key": "level", "n": "kept"}

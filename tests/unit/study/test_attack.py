@@ -82,7 +82,7 @@ def test_every_shared_item_finds_its_originals(runs, name: str) -> None:
     # The items of all clients are there.
     given = {position for origin in found.origins for position in origin}
     assert given <= {position for candidate in candidates for position in candidate.origin}
-    own = {int(place) for client in range(4) for place in past.problem.local_indices(client)[0]}
+    own = {int(place) for client in range(4) for place in past.problem.split_client_indices(client)[0]}
     assert given <= own
     if items.labels is not None and items.labels.dim() == 1:
         labels = past.problem.dataset.train.y[[origin[0] for origin in found.origins]]
@@ -96,7 +96,7 @@ def test_flea_shared_the_last_buffer_of_the_last_cohort(runs) -> None:
     past = opened(folder)
     items, found, _ = traced(past)
     assert torch.equal(items.items, played.state.buffer.activations)
-    owners = [set(past.problem.local_indices(client)[0].tolist()) for client in range(4)]
+    owners = [set(past.problem.split_client_indices(client)[0].tolist()) for client in range(4)]
     seen = {client for origin in found.origins for client, own in enumerate(owners) if origin[0] in own}
     assert seen <= set(played.cohorts[-1])
 

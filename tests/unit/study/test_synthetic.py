@@ -33,7 +33,7 @@ def changed(folder: Path, **values: Any) -> Problem:
     )
     (folder / "config.toml").write_text(to_toml(config))
     problem = Problem(config)
-    save_file(models.read_tensors(problem.network()), folder / "model.safetensors")
+    save_file(models.read_tensors(problem.copy_network()), folder / "model.safetensors")
     return problem
 
 
@@ -72,10 +72,10 @@ def test_the_runs_own_parameters_are_used(make_run: MakeRun) -> None:
 def test_the_oracle_knows_all_data_and_is_its_own_network(make_run: MakeRun) -> None:
     folder = make_run()
     problem = changed(folder, train_size=600, local_test=0.2)
-    assert len(problem.pooled_train()) == sum(problem.env.num_examples()) < 600
-    untrained = problem.oracle(0, torch.device("cpu"))
-    assert not torch.equal(untrained.classifier.weight, problem.network().classifier.weight)
-    got = evaluate_inversion(problem, problem.network(), ZeroShotParams(samples_per_class=2, iterations=1), 3)
+    assert len(problem.pool_train_data()) == sum(problem.env.num_examples()) < 600
+    untrained = problem.train_oracle(0, torch.device("cpu"))
+    assert not torch.equal(untrained.classifier.weight, problem.copy_network().classifier.weight)
+    got = evaluate_inversion(problem, problem.copy_network(), ZeroShotParams(samples_per_class=2, iterations=1), 3)
     assert got.oracle_on_real.accuracy > 50 > got.model_on_real.accuracy  # the model of this run is untrained
 
 
@@ -98,7 +98,7 @@ def test_a_network_without_batchnorm_is_refused(make_run: MakeRun, monkeypatch: 
     folder = make_run()
     changed(folder)
     plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
-    monkeypatch.setattr(Problem, "network", lambda _: plain)
+    monkeypatch.setattr(Problem, "copy_network", lambda _: plain)
     save_file(models.read_tensors(plain), folder / "model.safetensors")
     with pytest.raises(ConfigError, match="fedrpc synthetic makes data from the statistics"):
         shown(folder)

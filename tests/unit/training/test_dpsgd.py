@@ -14,37 +14,38 @@ from torch import Tensor, nn
 from fedrpc.config import PrivacyConfig, TrainConfig
 from fedrpc.data.examples import Examples
 from fedrpc.errors import Abstained, ConfigError
-from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update, update_of
+from fedrpc.methods.blocks.updates import release_update
+from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
 from fedrpc.methods.method import allowed
 from fedrpc.methods.phases import on
 from fedrpc.models import build, load
 from fedrpc.privacy.mechanisms import Coverage, History, Trainings
-from fedrpc.seeds import derive, torch_generator
-from fedrpc.training.dpsgd import DpSgd, network_for
-from fedrpc.training.loop import TrainReport, optimizer_of
+from fedrpc.seeds import derive, make_torch_generator
+from fedrpc.training.dpsgd import DpSgd, prepare_network
+from fedrpc.training.loop import TrainReport, build_optimizer
 from fedrpc.training.losses import cross_entropy
 from tests.fakes import problem_of, run_in_memory
 
 CPU = torch.device("cpu")
 
 
-def examples(size: int = 40, seed: int = 0) -> Examples:
+def make_examples(size: int = 40, seed: int = 0) -> Examples:
     generator = torch.Generator().manual_seed(seed)
     return Examples.of(torch.randn(size, 5, generator=generator), torch.randint(3, (size,), generator=generator))
 
 
-def network(seed: int = 0) -> nn.Module:
+def build_network(seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def trainer_of(privacy: PrivacyConfig, seed: int = 0, num_rounds: int = 1, afford: Any = lambda _: None) -> DpSgd:
-    streams = {name: torch_generator(derive(seed, name)) for name in ("noise", "sampling")}
+def build_trainer(privacy: PrivacyConfig, seed: int = 0, num_rounds: int = 1, afford: Any = lambda _: None) -> DpSgd:
+    streams = {name: make_torch_generator(derive(seed, name)) for name in ("noise", "sampling")}
     return DpSgd(privacy, Trainings(), num_rounds=num_rounds, afford=afford, **streams)
 
 
-def trained(
+def train_private(
     model: nn.Module,
     data: Examples,
     *,
@@ -54,21 +55,23 @@ def trained(
     **options: Any,
 ) -> TrainReport:
     privacy = PrivacyConfig(dp_sgd=dp)
-    trainer = trainer_of(privacy, num_rounds=4, afford=afford or (lambda _: None))
+    trainer = build_trainer(privacy, num_rounds=4, afford=afford or (lambda _: None))
     config = TrainConfig(epochs=2, batch_size=10, lr=0.1, **options)
     return trainer(model, loss, data, config, lr=0.1, order=derive(0, "order"), device=CPU)
 
 
-def test_without_noise_and_with_a_huge_bound_it_is_sgd_on_the_drawn_batches() -> None:
-    private, plain = network(), network()
+def test_without_noise_and_with_a_huge_bound_it_is_sgd_on_the_sampled_batches() -> None:
+    private, plain = build_network(), build_network()
     batches: list[tuple[Tensor, Tensor]] = []
 
-    def kept(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def keep_batch(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         batches.append((x, y))
         return cross_entropy(model, x, y)
 
-    report = trained(private, examples(), dp={"noise_multiplier": 0.0, "max_grad_norm": 1e6}, loss=kept)
-    optimizer = optimizer_of(TrainConfig(lr=0.1), plain, 0.1)
+    report = train_private(
+        private, make_examples(), dp={"noise_multiplier": 0.0, "max_grad_norm": 1e6}, loss=keep_batch
+    )
+    optimizer = build_optimizer(TrainConfig(lr=0.1), plain, 0.1)
     assert len({len(y) for _, y in batches}) > 1  # Poisson sampling: no two alike
     for x, y in batches:
         optimizer.zero_grad()
@@ -82,17 +85,17 @@ def test_without_noise_and_with_a_huge_bound_it_is_sgd_on_the_drawn_batches() ->
 def test_no_example_moves_a_step_by_more_than_the_bound() -> None:
     """With one example that shouts, a step of rate 1 is at most the bound over the expected batch."""
     x, y = torch.randn(1, 5) * 1e4, torch.zeros(1, dtype=torch.int64)
-    model, before = network(), network()
+    model, before = build_network(), build_network()
     config = TrainConfig(epochs=1, batch_size=1, lr=1.0)
     privacy = PrivacyConfig(dp_sgd={"noise_multiplier": 0.0, "max_grad_norm": 0.3})
-    trainer = trainer_of(privacy)
+    trainer = build_trainer(privacy)
     trainer(model, cross_entropy, Examples.of(x, y), config, lr=1.0, order=derive(0, "order"), device=CPU)
     moved = torch.cat([(p - q).flatten() for p, q in zip(model.parameters(), before.parameters(), strict=True)])
     assert float(moved.detach().norm()) == pytest.approx(0.3, rel=1e-4)
 
 
 def test_every_step_is_charged_as_opacus_would() -> None:
-    report = trained(network(), examples(), dp={"noise_multiplier": 1.2})
+    report = train_private(build_network(), make_examples(), dp={"noise_multiplier": 1.2})
     assert report.covered is not None
     assert report.covered.guarantee.history == ((1.2, 0.25, 8),)
     assert report.covered.guarantee.adjacency == "zero-out, sizes public"
@@ -103,58 +106,58 @@ def test_every_step_is_charged_as_opacus_would() -> None:
 
 def test_empty_batches_are_noise_alone_and_charged() -> None:
     """Two examples at a rate of a half: about every fourth batch is empty."""
-    data, seen = examples(2), []
+    data, seen = make_examples(2), []
 
-    def counting(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def count_batch(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         seen.append(len(y))
         return cross_entropy(model, x, y)
 
-    model, before = network(), network()
+    model, before = build_network(), build_network()
     privacy = PrivacyConfig(dp_sgd={"noise_multiplier": 1.0})
-    trainer = trainer_of(privacy, seed=3)
+    trainer = build_trainer(privacy, seed=3)
     config = TrainConfig(epochs=20, batch_size=1, lr=0.01)
-    report = trainer(model, counting, data, config, lr=0.01, order=derive(3, "order"), device=CPU)
+    report = trainer(model, count_batch, data, config, lr=0.01, order=derive(3, "order"), device=CPU)
     assert len(seen) < 40  # some were empty, and the loss was never asked about them
     assert report.covered.guarantee.history == ((1.0, 0.5, 40),)
     assert all(torch.isfinite(p).all() for p in model.parameters())
     assert any(not torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters(), strict=True))
 
 
-def test_the_same_noise_again_for_the_same_seed() -> None:
-    one, two = network(), network()
+def test_the_same_seed_gives_the_same_noise() -> None:
+    one, two = build_network(), build_network()
     for model in (one, two):
-        trained(model, examples(), dp={"noise_multiplier": 1.0})
+        train_private(model, make_examples(), dp={"noise_multiplier": 1.0})
     assert all(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters(), strict=True))
 
 
 def test_a_target_epsilon_is_kept_by_a_client_in_every_round() -> None:
-    report = trained(network(), examples(), dp={"target_epsilon": 3.0})
+    report = train_private(build_network(), make_examples(), dp={"target_epsilon": 3.0})
     ((noise, rate, steps),) = report.covered.guarantee.history
     accountant = RDPAccountant()
     accountant.history = [(noise, rate, steps * 4)]
     assert 2.9 < accountant.get_epsilon(1e-5) <= 3.0
 
 
-def test_what_can_not_be_afforded_is_not_trained() -> None:
+def test_training_over_the_budget_is_not_started() -> None:
     asked: list[History] = []
 
     def refuse(history: History) -> None:
         asked.append(history)
         raise Abstained("spent")
 
-    model = network()
+    model = build_network()
     with pytest.raises(Abstained):
-        trained(model, examples(), dp={"noise_multiplier": 1.0}, afford=refuse)
+        train_private(model, make_examples(), dp={"noise_multiplier": 1.0}, afford=refuse)
     assert asked == [((1.0, 0.25, 8),)]
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), network().parameters(), strict=True))
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), build_network().parameters(), strict=True))
 
 
-def test_a_loss_with_a_term_that_no_example_owns_is_refused() -> None:
-    def penalised(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def test_a_loss_with_a_term_outside_the_examples_is_refused() -> None:
+    def penalise(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(model, x, y) + sum(p.square().sum() for p in model.parameters())
 
     with pytest.raises(ConfigError, match="the mean of one term for each example"):
-        trained(network(), examples(), dp={"noise_multiplier": 1.0}, loss=penalised)
+        train_private(build_network(), make_examples(), dp={"noise_multiplier": 1.0}, loss=penalise)
 
 
 @pytest.mark.parametrize(
@@ -162,10 +165,10 @@ def test_a_loss_with_a_term_that_no_example_owns_is_refused() -> None:
     [("zda-mnist", (1, 28, 28)), ("dpms", (1, 28, 28)), ("harnet", (6, 128)), ("audionet", (1, 64, 64))],
 )
 def test_networks_get_group_norm_and_can_be_trained(name: str, shape: tuple[int, ...]) -> None:
-    fixed = network_for(build(name, shape, 10), f"model '{name}'")
+    fixed = prepare_network(build(name, shape, 10), f"model '{name}'")
     assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in fixed.modules())
     x, y = torch.randn(6, *shape), torch.arange(6)
-    report = trained(fixed, Examples.of(x, y), dp={"noise_multiplier": 0.5})
+    report = train_private(fixed, Examples.of(x, y), dp={"noise_multiplier": 0.5})
     assert report.num_steps == 2
     assert all(torch.isfinite(p).all() for p in fixed.parameters())
 
@@ -173,8 +176,8 @@ def test_networks_get_group_norm_and_can_be_trained(name: str, shape: tuple[int,
 REFUSED = ["flea", "feddecorr", "fedmix", "naivemix", "feddata", "fedlc", "fedbr", "fedgen", "qffl", "ccvr", "fedzdac"]
 
 
-def test_without_noise_nothing_is_promised() -> None:
-    report = trained(network(), examples(), dp={"noise_multiplier": 0.0})
+def test_without_noise_there_is_no_guarantee() -> None:
+    report = train_private(build_network(), make_examples(), dp={"noise_multiplier": 0.0})
     assert report.covered.guarantee.covers == "no guarantee: the noise is zero"
     assert report.covered.guarantee.history == ()
 
@@ -184,7 +187,7 @@ def test_the_expected_batch_is_not_rounded_away(size: int, batch: int, expected:
     """A single step without noise moves a bias by the mean gradient, of about the expected batch."""
     seen: list[int] = []
 
-    def shouting(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def scaled_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         seen.append(len(y))
         return -model(x)[:, 0].mean()
 
@@ -192,11 +195,13 @@ def test_the_expected_batch_is_not_rounded_away(size: int, batch: int, expected:
     before = model.bias.item()
     privacy = PrivacyConfig(dp_sgd={"noise_multiplier": 0.0, "max_grad_norm": 1e6})
     config = TrainConfig(epochs=1, batch_size=batch, lr=1.0)
-    trainer_of(privacy)(model, shouting, examples(size), config, lr=1.0, order=derive(0, "order"), device=CPU)
+    build_trainer(privacy)(
+        model, scaled_loss, make_examples(size), config, lr=1.0, order=derive(0, "order"), device=CPU
+    )
     assert model.bias.item() - before == pytest.approx(sum(seen) / expected, rel=1e-4)
 
 
-def test_trainings_of_one_answer_have_noise_of_their_own_and_are_charged_together() -> None:
+def test_two_trainings_in_one_answer_have_independent_noise_and_are_charged_together() -> None:
     class Twice(FedAvg):
         name = "twice"
         dp_sgd = allowed()
@@ -213,26 +218,26 @@ def test_trainings_of_one_answer_have_noise_of_their_own_and_are_charged_togethe
                 for m in models
             ]
             likeness.append(float(F.cosine_similarity(*(m.detach() for m in moved), dim=0)))
-            return update_of(ctx, models[0], reports[0])
+            return Update(**release_update(ctx, models[0], reports[0]))
 
     likeness: list[float] = []
     problem = problem_of(Twice, partition="iid", privacy={"dp_sgd": {"noise_multiplier": 50.0}})
     played = run_in_memory(problem, 1)
     assert max(map(abs, likeness)) < 0.2, "two trainings under the same noise would give each other away"
-    steps = math.ceil(len(problem.client_data(0).train) / 8)
+    steps = math.ceil(len(problem.load_client_data(0).train) / 8)
     weights = [row for row in played.released if row["kind"] == "weights"]
     assert all(sum(entry[2] for entry in row["history"]) == 2 * steps for row in weights)
 
 
-def test_a_method_that_says_nothing_of_dp_sgd_is_refused() -> None:
-    class Silent(FedAvg):
-        name = "silent"
+def test_a_method_without_a_declaration_refuses_dp_sgd() -> None:
+    class Undeclared(FedAvg):
+        name = "undeclared"
 
-    with pytest.raises(ConfigError, match="silent and DP-SGD: refused: it does not say"):
-        problem_of(Silent, privacy={"dp_sgd": {"noise_multiplier": 1.0}})
+    with pytest.raises(ConfigError, match="undeclared refuses DP-SGD: it does not declare"):
+        problem_of(Undeclared, privacy={"dp_sgd": {"noise_multiplier": 1.0}})
 
 
-def test_a_target_is_a_budget_too() -> None:
+def test_a_target_epsilon_is_also_a_budget() -> None:
     """A run that is made longer than it was planned for spends no more."""
     privacy = {"dp_sgd": {"target_epsilon": 3.0}}
     problem = problem_of("fedavg", partition="iid", rounds=1, clients=2, train_size=32, privacy=privacy)
@@ -242,17 +247,17 @@ def test_a_target_is_a_budget_too() -> None:
 
 
 @pytest.mark.parametrize("method", REFUSED)
-def test_methods_that_can_not_be_private_are_refused_with_the_reason(method: str) -> None:
-    with pytest.raises(ConfigError, match=f"{method} and DP-SGD: refused: .*; leave --dp-sgd out"):
+def test_methods_that_refuse_dp_sgd_give_the_reason(method: str) -> None:
+    with pytest.raises(ConfigError, match=f"{method} refuses DP-SGD: .*; leave --dp-sgd out"):
         problem_of(method, privacy={"dp_sgd": {"noise_multiplier": 1.0}})
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedntd"])
-def test_a_private_run_has_an_epsilon_of_opacus_and_nothing_uncovered(method: str) -> None:
+def test_a_private_run_has_opacuss_epsilon_and_nothing_uncovered(method: str) -> None:
     problem = problem_of(method, partition="iid", privacy={"dp_sgd": {"noise_multiplier": 1.0}})
     played = run_in_memory(problem, 3)
     found = played.privacy()
-    size = len(problem.client_data(0).train)
+    size = len(problem.load_client_data(0).train)
     steps = math.ceil(size / 8)
     accountant = RDPAccountant()
     accountant.history = [(1.0, 1 / steps, 3 * steps)]
@@ -264,6 +269,6 @@ def test_a_private_run_has_an_epsilon_of_opacus_and_nothing_uncovered(method: st
 
 
 @pytest.mark.parametrize("dp", [{}, {"noise_multiplier": 1.0, "target_epsilon": 1.0}, {"noise_multiplier": -1.0}])
-def test_settings_that_make_no_sense(dp: dict[str, float]) -> None:
+def test_invalid_settings_are_refused(dp: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="dp_sgd"):
         problem_of("fedavg", privacy={"dp_sgd": dp})

@@ -10,13 +10,13 @@ from torch import Tensor
 from fedrpc.data.examples import Examples
 from fedrpc.methods.blocks.pool import (
     Layout,
+    average_inputs,
+    average_labels,
     check_distributions,
     check_labels,
-    grouped,
-    mean_inputs,
-    mean_labels,
-    num_groups,
-    share,
+    count_groups,
+    count_shared,
+    sample_groups,
 )
 
 LAYOUT = Layout({"x": (torch.float32, (3,)), "y": (torch.int64, ())})
@@ -29,7 +29,7 @@ class Items:
     more: Tensor | None = None
 
 
-def examples(count: int) -> Examples:
+def make_examples(count: int) -> Examples:
     x = torch.arange(count * 2, dtype=torch.float32).reshape(count, 2)
     return Examples.of(x, torch.arange(count) % 3)
 
@@ -70,25 +70,25 @@ def test_labels_and_distributions() -> None:
 
 
 def test_share_is_of_alpha_as_written() -> None:
-    assert [share(0.1, n) for n in (9, 10, 50, 99)] == [0, 1, 5, 9]
-    assert share(0.29, 100) == 29  # 28.999999999999996 in floating point
-    assert share(1.0, 7) == 7
-    assert share(0.0, 7) == 0
+    assert [count_shared(0.1, n) for n in (9, 10, 50, 99)] == [0, 1, 5, 9]
+    assert count_shared(0.29, 100) == 29  # 28.999999999999996 in floating point
+    assert count_shared(1.0, 7) == 7
+    assert count_shared(0.0, 7) == 0
 
 
 def test_groups_are_whole_disjoint_and_random() -> None:
-    groups = grouped(examples(23), 5, np.random.default_rng(0))
+    groups = sample_groups(make_examples(23), 5, np.random.default_rng(0))
     assert groups.shape == (4, 5)
     assert len(set(groups.flatten())) == 20
-    assert grouped(examples(23), 5, np.random.default_rng(0), at_most=2).shape == (2, 5)
-    assert grouped(examples(4), 5, np.random.default_rng(0)).shape == (0, 5)
-    assert not np.array_equal(groups, grouped(examples(23), 5, np.random.default_rng(1)))
-    assert [num_groups(n, 10) for n in (0, 9, 10, 29)] == [0, 0, 1, 2]
+    assert sample_groups(make_examples(23), 5, np.random.default_rng(0), at_most=2).shape == (2, 5)
+    assert sample_groups(make_examples(4), 5, np.random.default_rng(0)).shape == (0, 5)
+    assert not np.array_equal(groups, sample_groups(make_examples(23), 5, np.random.default_rng(1)))
+    assert [count_groups(n, 10) for n in (0, 9, 10, 29)] == [0, 0, 1, 2]
 
 
 def test_means_by_hand() -> None:
-    data, groups = examples(6), np.array([[0, 1, 2], [3, 4, 5]])
-    assert torch.equal(mean_inputs(data, groups, (2,)), torch.tensor([[2.0, 3.0], [8.0, 9.0]]))
-    assert torch.allclose(mean_labels(data, groups, 3), torch.full((2, 3), 1 / 3))
-    assert mean_inputs(data, groups[:0], (2,)).shape == (0, 2)
-    assert mean_labels(data, groups[:0], 3).shape == (0, 3)
+    data, groups = make_examples(6), np.array([[0, 1, 2], [3, 4, 5]])
+    assert torch.equal(average_inputs(data, groups, (2,)), torch.tensor([[2.0, 3.0], [8.0, 9.0]]))
+    assert torch.allclose(average_labels(data, groups, 3), torch.full((2, 3), 1 / 3))
+    assert average_inputs(data, groups[:0], (2,)).shape == (0, 2)
+    assert average_labels(data, groups[:0], 3).shape == (0, 3)

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from fedrpc.errors import Cancelled, ConfigError
 from fedrpc.methods.blocks.zero_shot import (
     Inversion,
-    Made,
     MatchedNorm,
+    SyntheticBatch,
     ZeroShotParams,
-    balanced,
-    inversion,
-    norm_layers,
-    privacy_record,
-    real_fraction,
+    build_balanced_labels,
+    build_privacy_record,
+    compute_real_fraction,
+    find_norm_layers,
     require_statistics,
+    start_inversion,
 )
 from fedrpc.models.state import read_tensors
 from fedrpc.server.summary import hash_model
@@ -33,16 +33,18 @@ CPU = torch.device("cpu")
 NUM_CLASSES, SIDE = 4, 8
 
 
-def made(model: nn.Module, params: ZeroShotParams, shape: tuple[int, ...], bounds: Any = None, seed: int = 0) -> Made:
+def invert(
+    model: nn.Module, params: ZeroShotParams, shape: tuple[int, ...], bounds: Any = None, seed: int = 0
+) -> SyntheticBatch:
     """One inversion of a toy network."""
-    y = balanced(NUM_CLASSES, params.samples_per_class)
+    y = build_balanced_labels(NUM_CLASSES, params.samples_per_class)
     noise = torch.from_numpy(np.random.default_rng(seed).standard_normal((len(y), *shape), np.float32))
     batch = Inversion(model, params, noise, y, bounds)
     batch.advance(params.iterations)
-    return batch.made()
+    return batch.finish()
 
 
-def convolutional(seed: int = 0) -> nn.Module:
+def build_convolutional(seed: int = 0) -> nn.Module:
     """Two BatchNorm layers with statistics of their own."""
     torch.manual_seed(seed)
     model = nn.Sequential(
@@ -50,13 +52,13 @@ def convolutional(seed: int = 0) -> nn.Module:
         *(nn.Conv2d(6, 8, 3, padding=1), nn.BatchNorm2d(8), nn.MaxPool2d(2), nn.ReLU()),
         *(nn.Flatten(), nn.Linear(32, NUM_CLASSES)),
     )
-    for layer in norm_layers(model):
+    for layer in find_norm_layers(model):
         nn.init.normal_(layer.running_mean)
         nn.init.uniform_(layer.running_var, 0.5, 2)
     return model
 
 
-def blobs(count: int, seed: int) -> tuple[Tensor, Tensor]:
+def make_blobs(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Separable images: a bright quarter for each class, and noise."""
     torch.manual_seed(seed)
     y = torch.arange(count) % NUM_CLASSES
@@ -70,15 +72,15 @@ def blobs(count: int, seed: int) -> tuple[Tensor, Tensor]:
 @pytest.fixture(scope="module")
 def trained() -> nn.Module:
     """A network that tells the blobs apart."""
-    model = convolutional()
-    x, y = blobs(400, seed=1)
+    model = build_convolutional()
+    x, y = make_blobs(400, seed=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for _ in range(3):
         for index in torch.randperm(len(y)).split(40):
             optimizer.zero_grad()
             F.cross_entropy(model(x[index]), y[index]).backward()
             optimizer.step()
-    x, y = blobs(200, seed=2)
+    x, y = make_blobs(200, seed=2)
     assert (model.eval()(x).argmax(1) == y).float().mean() > 0.95
     return model.train()
 
@@ -93,7 +95,7 @@ def test_one_batchnorm_on_the_input_is_matched_exactly():
     mean, std = torch.tensor([2.0, -1.0, 0.5]), torch.tensor([0.5, 3.0, 1.0])
     model[0].running_mean.copy_(mean)
     model[0].running_var.copy_(std.square())
-    got = made(model, ZeroShotParams(class_weight=0, samples_per_class=16), (channels,))
+    got = invert(model, ZeroShotParams(class_weight=0, samples_per_class=16), (channels,))
     assert got.loss < 1e-10 < got.loss_at_start
     assert torch.allclose(got.x.mean(0), mean, atol=1e-5)
     assert torch.allclose(got.x.std(0, unbiased=False), std, atol=1e-5)
@@ -104,12 +106,12 @@ def test_one_batchnorm_on_the_input_is_matched_exactly():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_network_is_not_touched(training):
-    model = convolutional().train(training)
+    model = build_convolutional().train(training)
     model[0].requires_grad_(False)
     model[4].weight.grad = torch.ones_like(model[4].weight)
     before, frozen = hash_model(read_tensors(model)), [p.requires_grad for p in model.parameters()]
     strides = [p.stride() for p in model.parameters()]
-    made(model, ZeroShotParams(iterations=3, samples_per_class=2), (1, SIDE, SIDE))
+    invert(model, ZeroShotParams(iterations=3, samples_per_class=2), (1, SIDE, SIDE))
     assert hash_model(read_tensors(model)) == before
     assert [p.requires_grad for p in model.parameters()] == frozen
     assert [p.stride() for p in model.parameters()] == strides
@@ -125,29 +127,29 @@ def test_the_network_is_not_touched(training):
 
 def test_the_loss_falls_and_the_network_sees_the_wanted_classes(trained):
     params = ZeroShotParams(samples_per_class=32, iterations=150)
-    got = made(trained, params, (1, SIDE, SIDE))
+    got = invert(trained, params, (1, SIDE, SIDE))
     assert got.loss < 0.1 * got.loss_at_start
     assert torch.bincount(got.y).tolist() == [32] * NUM_CLASSES
-    told = copy.deepcopy(trained).eval()(got.x).argmax(1)
-    assert (told == got.y).float().mean() >= 0.95
+    predicted = copy.deepcopy(trained).eval()(got.x).argmax(1)
+    assert (predicted == got.y).float().mean() >= 0.95
 
 
 @pytest.mark.parametrize("lr", [0.1, 1e4])
 def test_the_best_iterate_is_kept(trained, lr):
     params = ZeroShotParams(samples_per_class=2, iterations=5, synthesis_lr=lr)
-    got = made(trained, params, (1, SIDE, SIDE))
+    got = invert(trained, params, (1, SIDE, SIDE))
     assert got.loss <= got.loss_at_start
     assert (got.loss == got.loss_at_start) == (lr > 1)  # a wild step leads nowhere, and the start is returned
-    assert loss_in_numpy(trained, got, params) == pytest.approx(got.loss, rel=1e-4)
+    assert compute_loss_in_numpy(trained, got, params) == pytest.approx(got.loss, rel=1e-4)
 
 
 # (5) equation 3
 
 
-def loss_in_numpy(model: nn.Module, got: Made, params: ZeroShotParams) -> float:
+def compute_loss_in_numpy(model: nn.Module, got: SyntheticBatch, params: ZeroShotParams) -> float:
     """Equation 3 from dumped activations."""
     model = copy.deepcopy(model).eval()
-    layers, seen = norm_layers(model), []
+    layers, seen = find_norm_layers(model), []
     for layer in layers:
         layer.register_forward_pre_hook(lambda _, args: seen.append(args[0].double().numpy()))
     with torch.no_grad():
@@ -168,11 +170,11 @@ def loss_in_numpy(model: nn.Module, got: Made, params: ZeroShotParams) -> float:
 def test_the_loss_is_equation_3(weights):
     names = ("mean_weight", "std_weight", "class_weight")
     params = ZeroShotParams(samples_per_class=5, iterations=2, **dict(zip(names, weights, strict=True)))
-    got = made(convolutional(), params, (1, SIDE, SIDE))
-    assert got.loss == pytest.approx(loss_in_numpy(convolutional(), got, params), rel=1e-5)
+    got = invert(build_convolutional(), params, (1, SIDE, SIDE))
+    assert got.loss == pytest.approx(compute_loss_in_numpy(build_convolutional(), got, params), rel=1e-5)
 
 
-def test_the_three_weights_are_one_and_the_rest_is_the_cards():
+def test_default_parameters():
     values = ZeroShotParams().model_dump()
     assert [values[name] for name in ("mean_weight", "std_weight", "class_weight")] == [1, 1, 1]
     rest = {"iterations": 500, "synthesis_lr": 0.1, "samples_per_class": 64, "t_start": 80}
@@ -208,7 +210,7 @@ def test_a_constant_channel_has_a_gradient():
 
 def test_the_inputs_move_along_the_gradient_of_equation_3(trained):
     """Adam's first step is the rate times the sign of the gradient, here by autograd through torch's own layers."""
-    y = balanced(NUM_CLASSES, 3)
+    y = build_balanced_labels(NUM_CLASSES, 3)
     start = torch.from_numpy(np.random.default_rng(0).standard_normal((len(y), 1, SIDE, SIDE), np.float32))
     batch = Inversion(trained, ZeroShotParams(samples_per_class=3, synthesis_lr=0.01), start, y, None)
     batch.advance(1)
@@ -219,7 +221,7 @@ def test_the_inputs_move_along_the_gradient_of_equation_3(trained):
         off = (var + 1e-6).sqrt() - (layer.running_var + 1e-6).sqrt()
         far.append((mean - layer.running_mean).square().sum() + off.square().sum())
 
-    for layer in norm_layers(model):
+    for layer in find_norm_layers(model):
         layer.register_forward_pre_hook(measure)
     x = start.clone().requires_grad_()
     (F.cross_entropy(model(x), y) + sum(far)).backward()
@@ -235,19 +237,19 @@ def test_inputs_stay_in_the_range():
     bounds = (torch.tensor([-0.4]).view(1, 1, 1), torch.tensor([1.5]).view(1, 1, 1))
     for iterations in (1, 8):
         params = ZeroShotParams(samples_per_class=4, iterations=iterations, synthesis_lr=0.5)
-        got = made(convolutional(), params, (1, SIDE, SIDE), bounds)
+        got = invert(build_convolutional(), params, (1, SIDE, SIDE), bounds)
         assert -0.4 <= got.x.min() <= got.x.max() <= 1.5
-    assert made(convolutional(), params, (1, SIDE, SIDE)).x.min() < -1
+    assert invert(build_convolutional(), params, (1, SIDE, SIDE)).x.min() < -1
 
 
 @pytest.mark.parametrize("normalise", ["standard", "unit", "symmetric"])
 def test_a_runs_range_is_that_of_its_normalised_data(normalise):
     problem = problem_of("fedzdac", normalise=normalise)
     params = ZeroShotParams(samples_per_class=2, iterations=4, synthesis_lr=2)
-    batch = inversion(problem.network(), problem.env, params, np.random.default_rng(0), CPU)
+    batch = start_inversion(problem.copy_network(), problem.env, params, np.random.default_rng(0), CPU)
     batch.advance(4)
-    x, _ = problem.client_data(0).train.all()
-    got = batch.made().x
+    x, _ = problem.load_client_data(0).train.all()
+    got = batch.finish().x
     assert got.shape == (20, 1, 28, 28)
     assert got.is_contiguous()
     assert got.min() == x.min()  # both ends are black and white, and a rate of 2 reaches them
@@ -259,13 +261,13 @@ def test_a_runs_range_is_that_of_its_normalised_data(normalise):
 
 def test_the_same_stream_makes_the_same_inputs_however_they_are_dealt():
     params = ZeroShotParams(samples_per_class=3, iterations=6)
-    whole = made(convolutional(), params, (1, SIDE, SIDE))
+    whole = invert(build_convolutional(), params, (1, SIDE, SIDE))
     noise = torch.from_numpy(np.random.default_rng(0).standard_normal((12, 1, SIDE, SIDE), np.float32))
-    batch = Inversion(convolutional(), params, noise, balanced(NUM_CLASSES, 3), None)
+    batch = Inversion(build_convolutional(), params, noise, build_balanced_labels(NUM_CLASSES, 3), None)
     for _ in range(3):
         batch.advance(2)
-    assert torch.equal(batch.made().x, whole.x)
-    assert not torch.equal(made(convolutional(), params, (1, SIDE, SIDE), seed=1).x, whole.x)
+    assert torch.equal(batch.finish().x, whole.x)
+    assert not torch.equal(invert(build_convolutional(), params, (1, SIDE, SIDE), seed=1).x, whole.x)
 
 
 def test_a_withdrawn_task_ends_it():
@@ -275,21 +277,23 @@ def test_a_withdrawn_task_ends_it():
         if next(left, "over") is not None:
             raise Cancelled("withdrawn")
 
-    batch = Inversion(convolutional(), ZeroShotParams(), torch.zeros(4, 1, SIDE, SIDE), balanced(4, 1), None)
+    batch = Inversion(
+        build_convolutional(), ZeroShotParams(), torch.zeros(4, 1, SIDE, SIDE), build_balanced_labels(4, 1), None
+    )
     with pytest.raises(Cancelled):
         batch.advance(100, check)
 
 
 def test_a_network_whose_loss_is_no_number_gives_nothing_usable():
-    model = convolutional()
+    model = build_convolutional()
     model[1].running_var.fill_(-1)
-    got = made(model, ZeroShotParams(samples_per_class=2, iterations=2), (1, SIDE, SIDE))
-    assert not got.usable
+    got = invert(model, ZeroShotParams(samples_per_class=2, iterations=2), (1, SIDE, SIDE))
+    assert not got.is_usable
     assert got.loss == math.inf
     assert torch.isfinite(got.x).all()
 
 
-# What can not be inverted
+# Networks that cannot be inverted
 
 
 @pytest.mark.parametrize(
@@ -298,7 +302,7 @@ def test_a_network_whose_loss_is_no_number_gives_nothing_usable():
     ids=["none", "group", "untracked"],
 )
 def test_networks_without_statistics_are_refused(model):
-    with pytest.raises(ConfigError, match=r"a method makes data from the statistics .* choose another --model"):
+    with pytest.raises(ConfigError, match=r"a method synthesises data from the statistics .* choose another --model"):
         require_statistics("a method", model)
     with pytest.raises(ConfigError, match="no such layer"):
         Inversion(model, ZeroShotParams(), torch.zeros(2, 3), torch.zeros(2).long(), None)
@@ -314,33 +318,33 @@ def test_parameters_that_make_no_sense_are_refused(wrong):
 # Privacy
 
 
-def total_variation(one: np.ndarray, two: np.ndarray) -> float:
+def compute_total_variation(one: np.ndarray, two: np.ndarray) -> float:
     return 0.5 * float(np.abs(one / one.sum() - two / two.sum()).sum())
 
 
 def test_clients_stay_apart_by_the_real_fraction():
-    """11(b): TV(P_i, P_j) = rho TV(R_i, R_j), for clients of one size and one set of made labels."""
+    """11(b): TV(P_i, P_j) = rho TV(R_i, R_j), for clients of one size and one set of synthetic labels."""
     rng = np.random.default_rng(3)
-    fakes = torch.bincount(balanced(10, 64)).numpy()
+    fakes = torch.bincount(build_balanced_labels(10, 64)).numpy()
     for _ in range(20):
         real = [np.bincount(rng.choice(10, 400, p=rng.dirichlet(np.full(10, 0.3))), minlength=10) for _ in range(2)]
-        rho = real_fraction(400, 400 + fakes.sum())
-        apart = total_variation(real[0] + fakes, real[1] + fakes)
-        assert apart == pytest.approx(rho * total_variation(*real), rel=1e-12)
+        rho = compute_real_fraction(400, 400 + fakes.sum())
+        apart = compute_total_variation(real[0] + fakes, real[1] + fakes)
+        assert apart == pytest.approx(rho * compute_total_variation(*real), rel=1e-12)
     disjoint = np.zeros(10), np.zeros(10)
     disjoint[0][:2] = disjoint[1][2:4] = 200
-    assert total_variation(disjoint[0] + fakes, disjoint[1] + fakes) == pytest.approx(rho)
-    assert rho == pytest.approx(0.385, abs=5e-4)  # the card's example
+    assert compute_total_variation(disjoint[0] + fakes, disjoint[1] + fakes) == pytest.approx(rho)
+    assert rho == pytest.approx(0.385, abs=5e-4)  # the paper's example
 
 
 def test_the_record_has_the_largest_fraction_and_no_epsilon():
     env = problem_of("fedzdac").env
     real = env.num_examples()
-    record = privacy_record(env, {0: real[0] + 30, 1: real[1] + 30})
+    record = build_privacy_record(env, {0: real[0] + 30, 1: real[1] + 30})
     assert record["zda_real_fraction"] == max(n / (n + 30) for n in real[:2])
     assert record["formal_dp"] == "none"
     assert "real fraction" in record["formal_dp_reason"]
     assert not any("epsilon" in key for key in record)
-    assert privacy_record(env, {0: real[0]})["zda_real_fraction"] == 1
-    assert privacy_record(env, {0: 0})["zda_real_fraction"] == 1  # nobody trained, so nothing can be claimed
-    assert privacy_record(env, {0: 1})["zda_real_fraction"] == 1  # a client's word makes it no larger
+    assert build_privacy_record(env, {0: real[0]})["zda_real_fraction"] == 1
+    assert build_privacy_record(env, {0: 0})["zda_real_fraction"] == 1  # no client trained
+    assert build_privacy_record(env, {0: 1})["zda_real_fraction"] == 1  # a client's word makes it no larger

@@ -29,20 +29,20 @@ def build() -> nn.Module:
     return Dpms((1, 28, 28), 10, latent=LATENT)
 
 
-def problem(method: str = "feddpms", params: dict[str, Any] | None = None, **options: Any) -> SmallProblem:
-    """Two classes a client, so that everybody lacks what somebody has."""
+def build_problem(method: str = "feddpms", params: dict[str, Any] | None = None, **options: Any) -> SmallProblem:
+    """Two classes a client, so that every client lacks classes that others have."""
     if method == "feddpms":
         options["params"] = SMALL | (params or {})
     return problem_of(method, build=build, **SETTING | options)
 
 
 @cache
-def played(mode: str = "paper", fraction: float = 1.0) -> Played:
+def play(mode: str = "paper", fraction: float = 1.0) -> Played:
     """One run that many tests look at."""
-    return run_in_memory(problem(params={"mode": mode}, fraction=fraction), ROUNDS)
+    return run_in_memory(build_problem(params={"mode": mode}, fraction=fraction), ROUNDS)
 
 
-def bytes_of(run: Played, kind: str, direction: str, phase: str) -> Counter[tuple[int, int]]:
+def count_bytes(run: Played, kind: str, direction: str, phase: str) -> Counter[tuple[int, int]]:
     """Tensor bytes by round and client."""
     found: Counter[tuple[int, int]] = Counter()
     for key, sums in run.rows.items():
@@ -51,16 +51,16 @@ def bytes_of(run: Played, kind: str, direction: str, phase: str) -> Counter[tupl
     return found
 
 
-def stored(federation: InMemoryFederation, client: int, key: str, cls: type[Any]) -> Any:
+def read_stored(federation: InMemoryFederation, client: int, key: str, cls: type[Any]) -> Any:
     return Transaction(federation.clients.store(client)).get(key, cls)
 
 
-def released(federation: InMemoryFederation) -> list[dict[str, Any]]:
+def read_privacy_rows(federation: InMemoryFederation) -> list[dict[str, Any]]:
     clients = range(federation.problem.config.clients)
     return [json.loads(row) for client in clients for row in federation.clients.store(client).read_privacy_rows(0)]
 
 
-def step(federation: InMemoryFederation, state: Any, index: int) -> tuple[Any, dict[str, Any]]:
+def play_round(federation: InMemoryFederation, state: Any, index: int) -> tuple[Any, dict[str, Any]]:
     """One round, and what it records."""
     rnd = federation.stage(index)
     state = asyncio.run(federation.problem.method.round(state, rnd))

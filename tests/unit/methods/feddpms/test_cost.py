@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from fedrpc.methods.fedavg import FedAvg
-from fedrpc.methods.feddpms.cost import decoder_bytes, expected_overhead, means_bytes, overheads, paper_overhead
+from fedrpc.methods.feddpms.cost import (
+    compute_expected_overhead,
+    compute_overheads,
+    compute_paper_overhead,
+    count_decoder_bytes,
+    count_means_bytes,
+)
 from fedrpc.models.dpms import Dpms
 from fedrpc.server.summary import build_shapes
 from tests.fakes import Played, problem_of, run_in_memory
@@ -14,9 +20,9 @@ PAPER = {"latent": 128, "alpha": 200, "n": 3, "rounds": 50, "preliminary": 20, "
 
 
 def test_the_papers_r1_and_what_it_is_with_the_networks_that_it_has():
-    assert paper_overhead(**PAPER, num_parameters=1_000_000)["r1"] == pytest.approx(0.0768)
+    assert compute_paper_overhead(**PAPER, num_parameters=1_000_000)["r1"] == pytest.approx(0.0768)
     theta = sum(p.numel() for p in Dpms((3, 32, 32), 10).parameters())
-    assert paper_overhead(**PAPER, num_parameters=theta)["r1"] == pytest.approx(0.130, abs=5e-4)
+    assert compute_paper_overhead(**PAPER, num_parameters=theta)["r1"] == pytest.approx(0.130, abs=5e-4)
 
 
 @pytest.mark.parametrize(
@@ -28,12 +34,12 @@ def test_the_papers_r1_and_what_it_is_with_the_networks_that_it_has():
     ],
 )
 def test_the_papers_r2_by_hand(fraction, rounds, r2):
-    found = paper_overhead(**PAPER | {"fraction": fraction, "rounds": rounds}, num_parameters=1)
+    found = compute_paper_overhead(**PAPER | {"fraction": fraction, "rounds": rounds}, num_parameters=1)
     assert found["r2"] == pytest.approx(r2, rel=1e-4)
 
 
 def test_the_overhead_of_the_networks_by_hand():
-    found = expected_overhead(
+    found = compute_expected_overhead(
         means_bytes=10, decoder_bytes=50, weights_bytes=100, rounds=4, preliminary=2, fraction=0.5
     )
     # Two secondary rounds of half the clients reach three quarters of them: one and a half cohorts.
@@ -49,11 +55,11 @@ def test_the_bytes_of_one_clients_means(shape, alpha, size, monkeypatch):
     network = Dpms(shape, 10)
     monkeypatch.setattr(problem, "network", lambda: network)
     env = problem.env.__class__(**vars(problem.env) | {"model": lambda: network})
-    assert means_bytes(env) == size
+    assert count_means_bytes(env) == size
 
 
-def everybody_is_helped(**params: object) -> Played:
-    """Two classes a client, so that everybody lacks what somebody has."""
+def play_with_help_for_all(**params: object) -> Played:
+    """Two classes a client, so that every client lacks classes that others have."""
     problem = problem_of(
         "feddpms",
         build=lambda: Dpms((1, 28, 28), 10, latent=8),
@@ -67,20 +73,20 @@ def everybody_is_helped(**params: object) -> Played:
 
 @pytest.mark.parametrize("mode", ["paper", "private"])
 def test_measured_overhead_is_the_formulas_to_one_percent(mode):
-    run = everybody_is_helped(mode=mode, m=2)
+    run = play_with_help_for_all(mode=mode, m=2)
     assert sorted(run.state.helped) == sorted(run.state.abundant) == list(range(5))
     assert run.measured() == run.predicted()
     fedavg = FedAvg().cost(build_shapes(run.problem, run.weights, run.cohorts))
     measured = sum(sum(side.values()) for side in run.measured().values())
     overhead = measured / sum(sum(side.values()) for side in (fedavg.down, fedavg.up)) - 1
-    expected = overheads(run.problem.env, rounds=4)["expected_overhead"]
+    expected = compute_overheads(run.problem.env, rounds=4)["expected_overhead"]
     assert overhead == pytest.approx(expected["means"] + expected["decoders"], rel=0.01)
     assert run.records[-1]["expected_overhead"] == expected
 
 
 def test_every_client_pays_for_the_decoder_once_down_and_once_up():
-    run = everybody_is_helped()
-    decoder = decoder_bytes(run.problem.env)
+    run = play_with_help_for_all()
+    decoder = count_decoder_bytes(run.problem.env)
     weights = {
         side: sum(s.tensor_bytes for k, s in run.rows.items() if (k.kind, k.direction) == ("weights", side))
         for side in ("down", "up")

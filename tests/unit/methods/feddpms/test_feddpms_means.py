@@ -11,35 +11,44 @@ import pytest
 import torch
 
 from fedrpc.methods.feddpms.latent_means import NONE
-from fedrpc.methods.feddpms.privacy import clipped, privacy_figures
+from fedrpc.methods.feddpms.privacy import clip_norms, compute_epsilons
 from fedrpc.models.state import load
 from fedrpc.privacy.accountant import compute_epsilon
 from fedrpc.privacy.ledger import read_history
 from tests.fakes import InMemoryFederation, SmallProblem, run_in_memory
-from tests.unit.methods.feddpms.dpms_runs import LATENT, ROUNDS, SMALL, build, played, problem, released, step
+from tests.unit.methods.feddpms.dpms_runs import (
+    LATENT,
+    ROUNDS,
+    SMALL,
+    build,
+    build_problem,
+    play,
+    play_round,
+    read_privacy_rows,
+)
 
 # Means
 
 
-def own_latents(problem: SmallProblem, client: int, weights: Any, c: int) -> torch.Tensor:
+def compute_latents(problem: SmallProblem, client: int, weights: Any, c: int) -> torch.Tensor:
     model = build()
     load(model, weights)
-    x, y = problem.client_data(client).train.all()
+    x, y = problem.load_client_data(client).train.all()
     with torch.no_grad():
         return model.features(x[y == c])
 
 
-def test_private_means_are_of_cut_latents_of_the_received_encoder():
+def test_private_means_are_of_clipped_latents_of_the_received_encoder():
     """Without noise, and with m the size of the class, every row is that mean."""
-    counts = problem().class_counts
+    counts = build_problem().class_counts
     size = max(max(row) for row in counts)
-    found = problem(params={"mode": "private", "sigma": 0.0, "m": size, "clip": 0.8})
+    found = build_problem(params={"mode": "private", "sigma": 0.0, "m": size, "clip": 0.8})
     run = run_in_memory(found, 3)
     received = run.states[2].weights
     checked = 0
     for client in range(5):
         for c in [c for c in range(10) if counts[client][c] == size]:
-            wanted = clipped(own_latents(found, client, received, c), 0.8).mean(dim=0)
+            wanted = clip_norms(compute_latents(found, client, received, c), 0.8).mean(dim=0)
             rows = run.state.latents[client][run.state.labels[client] == c]
             assert len(rows) == SMALL["alpha"]
             assert torch.allclose(rows, wanted.expand_as(rows), atol=1e-6)
@@ -48,22 +57,22 @@ def test_private_means_are_of_cut_latents_of_the_received_encoder():
 
 
 def test_paper_means_are_of_all_examples_by_the_trained_encoder():
-    found = problem(params={"sigma": 0.0, "tries": 1})
+    found = build_problem(params={"sigma": 0.0, "tries": 1})
     trained: dict[int, Any] = {}
     with InMemoryFederation(found) as federation:
         state = federation.init()
         for index in range(2):
-            state, _ = step(federation, state, index)
+            state, _ = play_round(federation, state, index)
         rnd = federation.stage(2)
         ask = rnd._ask
 
-        async def spied(phase: Any, *args: Any, **kwargs: Any) -> Any:
+        async def watch(phase: Any, *args: Any, **kwargs: Any) -> Any:
             async for reply in ask(phase, *args, **kwargs):
                 if phase.name == "fit":
                     trained[reply.client] = {name: value.clone() for name, value in reply.body.weights.items()}
                 yield reply
 
-        rnd._ask = spied  # type: ignore[method-assign]
+        rnd._ask = watch  # type: ignore[method-assign]
         state = asyncio.run(found.method.round(state, rnd))
     rows = [
         (client, int(c), state.latents[client][state.labels[client] == c])
@@ -73,12 +82,12 @@ def test_paper_means_are_of_all_examples_by_the_trained_encoder():
     ]
     assert rows, "some class passes its client's own classifier"
     for client, c, latents in rows:
-        wanted = own_latents(found, client, trained[client], c).mean(dim=0)
+        wanted = compute_latents(found, client, trained[client], c).mean(dim=0)
         assert torch.allclose(latents, wanted.expand_as(latents), atol=1e-6)
 
 
 def test_a_class_of_fewer_than_m_examples_is_not_shared_in_private_mode():
-    found = problem(params={"mode": "private", "m": 8}, partition="dirichlet:0.5")
+    found = build_problem(params={"mode": "private", "m": 8}, partition="dirichlet:0.5")
     run = run_in_memory(found, 3)
     for client, classes in run.state.abundant.items():
         counts = found.class_counts[client]
@@ -88,8 +97,8 @@ def test_a_class_of_fewer_than_m_examples_is_not_shared_in_private_mode():
     assert any(NONE in classes for classes in run.state.abundant.values())
 
 
-def test_the_filter_gives_up_and_says_so():
-    run = run_in_memory(problem(params={"tries": 2, "sigma": 0.0}), 4)
+def test_the_filter_gives_up_after_its_tries_and_records_it():
+    run = run_in_memory(build_problem(params={"tries": 2, "sigma": 0.0}), 4)
     record = run.records[2]
     short = record["short_of_quota"]
     assert any(count == 0 for few in short.values() for count in few.values()), "a class that gave nothing usable"
@@ -105,10 +114,10 @@ def test_the_filter_gives_up_and_says_so():
 # Privacy
 
 
-def test_paper_mode_promises_nothing():
-    with InMemoryFederation(problem()) as federation:
+def test_paper_mode_has_no_guarantee():
+    with InMemoryFederation(build_problem()) as federation:
         run = asyncio.run(federation.play(ROUNDS))
-        rows = released(federation)
+        rows = read_privacy_rows(federation)
     assert all(row["history"] == [] for row in rows)
     covers = {row["kind"]: row["covers"] for row in rows}
     assert covers["latent_means"].startswith("no guarantee: the rejection filter")
@@ -117,14 +126,14 @@ def test_paper_mode_promises_nothing():
 
 
 def test_private_mode_covers_the_latent_means_alone():
-    with InMemoryFederation(problem(params={"mode": "private", "sigma": 2.0})) as federation:
+    with InMemoryFederation(build_problem(params={"mode": "private", "sigma": 2.0})) as federation:
         run = asyncio.run(federation.play(ROUNDS))
-        rows = released(federation)
+        rows = read_privacy_rows(federation)
     means = [row for row in rows if row["kind"] == "latent_means"]
     assert [row["client"] for row in means] == list(range(5))
     assert all(row["parts"] == ["means.latents"] and row["mechanism"] == "gaussian" for row in means)
     assert all("same label" in row["covers"] and row["adjacency"] == "replace-one" for row in means)
-    wanted = privacy_figures(latent=LATENT, alpha=4, n=8, m=3, sigma=2.0, clip=math.sqrt(LATENT) / 2)
+    wanted = compute_epsilons(latent=LATENT, alpha=4, n=8, m=3, sigma=2.0, clip=math.sqrt(LATENT) / 2)
     [figure] = [row["class_draws"] for row in wanted if (row["reading"], row["delta"]) == ("sigma", 1e-5)]
     assert compute_epsilon(read_history(means[0]), 1e-5) == pytest.approx(figure, rel=1e-9)
     assert run.records[2]["latent_privacy"]["rows"] == wanted
@@ -136,7 +145,7 @@ def test_private_mode_covers_the_latent_means_alone():
 
 def test_private_noise_is_around_every_row():
     quiet, loud = (
-        run_in_memory(problem(params={"mode": "private", "sigma": sigma, "alpha": 200, "n": 2}), 3)
+        run_in_memory(build_problem(params={"mode": "private", "sigma": sigma, "alpha": 200, "n": 2}), 3)
         for sigma in (0.0, 1.5)
     )
     for client in range(5):
@@ -146,7 +155,7 @@ def test_private_noise_is_around_every_row():
 
 
 def test_a_client_over_its_budget_keeps_its_means_and_trains_on():
-    run = run_in_memory(problem(params={"mode": "private"}, privacy={"epsilon_budget": 1e-3}), 4)
+    run = run_in_memory(build_problem(params={"mode": "private"}, privacy={"epsilon_budget": 1e-3}), 4)
     assert run.state.latents == {}
     assert run.records[2]["not_shared"].keys() == set(range(5))
     assert all("privacy budget" in why for why in run.records[2]["not_shared"].values())
@@ -154,39 +163,39 @@ def test_a_client_over_its_budget_keeps_its_means_and_trains_on():
 
 
 def test_claims_are_recorded_when_means_are_first_shared():
-    assert [index for index, record in enumerate(played().records) if "latent_privacy" in record] == [2]
-    told = played().records[2]["latent_privacy"]
-    assert {(row["reading"], row["delta"]) for row in told["rows"]} == {
+    assert [index for index, record in enumerate(play().records) if "latent_privacy" in record] == [2]
+    report = play().records[2]["latent_privacy"]
+    assert {(row["reading"], row["delta"]) for row in report["rows"]} == {
         (reading, delta) for reading in ("sigma/m", "sigma/sqrt(m)", "sigma") for delta in (1e-5, 0.01)
     }
-    assert told["used"] == "sigma"
-    assert json.loads(json.dumps(told)) == told
-    assert all({"r1", "r2"} == set(record["paper_overhead"]) for record in played().records[2:])
+    assert report["used"] == "sigma"
+    assert json.loads(json.dumps(report)) == report
+    assert all({"r1", "r2"} == set(record["paper_overhead"]) for record in play().records[2:])
 
 
-def test_the_summary_has_claims_marked_as_such_beside_audited_figures():
+def test_the_summary_marks_claims_beside_audited_values():
     for mode, holds in (("paper", "no guarantee: "), ("private", "for the latent means alone, given the received")):
-        told, record = played(mode).reported(), played(mode).records[2]
-        figures = told["latent_privacy.rows"]
-        assert figures["why"].startswith(holds)
-        assert [row["claimed"] for row in figures["value"]] == [
+        report, record = play(mode).reported(), play(mode).records[2]
+        entry = report["latent_privacy.rows"]
+        assert entry["why"].startswith(holds)
+        assert [row["claimed"] for row in entry["value"]] == [
             row["claimed"] for row in record["latent_privacy"]["rows"]
         ]
-        assert "the paper claims" in figures["columns"]["claimed"]
-        audited = [figures["columns"][name] for name in ("one_draw", "class_draws", "all_draws")]
+        assert "the paper claims" in entry["columns"]["claimed"]
+        audited = [entry["columns"][name] for name in ("one_draw", "class_draws", "all_draws")]
         assert all(heading.startswith("audited") for heading in audited)
         assert all(("without filter" in heading) == (mode == "paper") for heading in audited)
-        assert ("acceptance" in told) == (mode == "paper")
+        assert ("acceptance" in report) == (mode == "paper")
 
 
 def test_the_summary_has_the_filters_acceptance_over_all_rounds():
-    run = played(fraction=0.4)
+    run = play(fraction=0.4)
     rates = [rate for row in run.records for rates in row.get("acceptance", {}).values() for rate in rates.values()]
-    told = run.reported()["acceptance"]["value"]
-    assert told["count"] == len(rates)
-    assert told["mean"] == pytest.approx(sum(rates) / len(rates))
-    assert (told["least"], told["greatest"]) == (min(rates), max(rates))
+    report = run.reported()["acceptance"]["value"]
+    assert report["count"] == len(rates)
+    assert report["mean"] == pytest.approx(sum(rates) / len(rates))
+    assert (report["least"], report["greatest"]) == (min(rates), max(rates))
 
 
 def test_without_sharing_nothing_is_reported():
-    assert run_in_memory(problem(params={"alpha": 0}), 3).reported() == {}
+    assert run_in_memory(build_problem(params={"alpha": 0}), 3).reported() == {}

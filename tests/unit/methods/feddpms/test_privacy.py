@@ -1,4 +1,4 @@
-"""Claimed against audited: every figure of the audit, and when a figure holds at all."""
+"""The paper's claimed epsilons against audited ones, and when they hold."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from scipy.optimize import brentq
 from fedrpc.methods.feddpms.privacy import (
     FILTERED,
     NAMED,
-    clipped,
-    covering,
-    noise_readings,
-    privacy_figures,
-    sensitivity,
+    build_mechanism,
+    clip_norms,
+    compute_epsilons,
+    compute_sensitivity,
+    list_noise_readings,
 )
 from fedrpc.privacy.accountant import compute_epsilon
 from fedrpc.privacy.gaussian import compute_classic_epsilon, solve_epsilon
@@ -34,24 +34,27 @@ AUDIT = [
 COLUMNS = ("claimed", "one_draw", "class_draws", "all_draws")
 
 
-def figure(setting: dict, reading: str, delta: float, column: str, **changes: float) -> float:
-    rows = privacy_figures(**(setting | changes))
+def find_epsilon(setting: dict, reading: str, delta: float, column: str, **changes: float) -> float:
+    rows = compute_epsilons(**(setting | changes))
     return next(row[column] for row in rows if (row["reading"], row["delta"]) == (reading, delta))
 
 
-def printed(text: str) -> tuple[float, float]:
-    """A figure, and how far off it may be: 1 %, or what its last digit leaves open."""
+def parse_printed(text: str) -> tuple[float, float]:
+    """A printed value and its tolerance: 1 %, or half of its last digit."""
     digits = len(text.partition(".")[2])
     return float(text), max(0.01 * float(text), 0.5 * 10.0**-digits)
 
 
 @pytest.mark.parametrize(("setting", "reading", "std", "claimed", "one_draw", "class_draws", "all_draws"), AUDIT)
-def test_the_audits_table(setting, reading, std, claimed, one_draw, class_draws, all_draws):
-    assert noise_readings(setting["sigma"], setting["m"])[reading] == pytest.approx(std)
+def test_the_table_of_the_audit(setting, reading, std, claimed, one_draw, class_draws, all_draws):
+    assert list_noise_readings(setting["sigma"], setting["m"])[reading] == pytest.approx(std)
     for column, texts in zip(COLUMNS, (claimed, one_draw, class_draws, all_draws), strict=True):
         for delta, text in zip((1e-5, 0.01), texts, strict=True):
-            wanted, off = printed(text)
-            assert figure(setting, reading, delta, column) == pytest.approx(wanted, abs=off), (column, delta)
+            wanted, off = parse_printed(text)
+            assert find_epsilon(setting, reading, delta, column) == pytest.approx(wanted, abs=off), (
+                column,
+                delta,
+            )
 
 
 def test_the_papers_example_needs_more_noise_than_it_says():
@@ -63,8 +66,8 @@ def test_the_papers_example_needs_more_noise_than_it_says():
 
 
 @pytest.mark.parametrize(("setting", "needed"), [(FMNIST, 1.49), (CIFAR10, 5.97)])
-def test_the_noise_that_epsilon_one_takes(setting, needed):
-    found = brentq(lambda s: figure(setting, "sigma", 1e-5, "class_draws", sigma=s) - 1, 0.5, 20)
+def test_the_noise_for_an_epsilon_of_one(setting, needed):
+    found = brentq(lambda s: find_epsilon(setting, "sigma", 1e-5, "class_draws", sigma=s) - 1, 0.5, 20)
     assert found == pytest.approx(needed, rel=0.01)
 
 
@@ -72,59 +75,63 @@ def test_the_noise_that_epsilon_one_takes(setting, needed):
     "change", [{"alpha": 51}, {"latent": 33}, {"sigma": 2.9}, {"m": 99}], ids=lambda change: next(iter(change))
 )
 def test_epsilon_grows_with_draws_and_length_and_falls_with_noise_and_size(change):
-    assert figure(FMNIST, "sigma", 1e-5, "class_draws", **change) > figure(FMNIST, "sigma", 1e-5, "class_draws")
+    assert find_epsilon(FMNIST, "sigma", 1e-5, "class_draws", **change) > find_epsilon(
+        FMNIST, "sigma", 1e-5, "class_draws"
+    )
 
 
 def test_nothing_shared_costs_nothing_and_no_noise_costs_everything():
-    assert figure(FMNIST, "sigma", 1e-5, "class_draws", alpha=0) == 0
-    assert figure(FMNIST, "sigma", 1e-5, "one_draw", sigma=0.0) == math.inf
+    assert find_epsilon(FMNIST, "sigma", 1e-5, "class_draws", alpha=0) == 0
+    assert find_epsilon(FMNIST, "sigma", 1e-5, "one_draw", sigma=0.0) == math.inf
 
 
 def test_sensitivity_is_the_diagonal_or_the_balls_width_over_m():
-    assert sensitivity(32, 100) == pytest.approx(math.sqrt(32) / 100)
-    assert sensitivity(32, 100, clip=1.0) == pytest.approx(0.02)
-    assert sensitivity(32, 100, clip=50.0) == sensitivity(32, 100), "the cube is smaller than the ball"
+    assert compute_sensitivity(32, 100) == pytest.approx(math.sqrt(32) / 100)
+    assert compute_sensitivity(32, 100, clip=1.0) == pytest.approx(0.02)
+    assert compute_sensitivity(32, 100, clip=50.0) == compute_sensitivity(32, 100), "the cube is smaller than the ball"
 
 
 @pytest.mark.parametrize("clip", [None, 0.7, 1.5])
-def test_no_replaced_record_moves_a_mean_further(clip):
+def test_no_replaced_record_moves_a_mean_beyond_the_sensitivity(clip):
     generator = torch.Generator().manual_seed(0)
     # Corners are as far apart as vectors in the cube can be.
     z = (torch.rand(2000, 2, 5, 6, generator=generator) < 0.5).double()
     z[:, 1, 1:] = z[:, 0, 1:]
     if clip:
-        z = clipped(z.reshape(-1, 6), clip).reshape(z.shape)
+        z = clip_norms(z.reshape(-1, 6), clip).reshape(z.shape)
     moved = (z[:, 0].mean(dim=1) - z[:, 1].mean(dim=1)).norm(dim=1)
-    assert 0.5 * sensitivity(6, 5, clip) < moved.max() <= sensitivity(6, 5, clip) * (1 + 1e-9)
+    assert 0.5 * compute_sensitivity(6, 5, clip) < moved.max() <= compute_sensitivity(6, 5, clip) * (1 + 1e-9)
 
 
-def test_cutting_keeps_directions_and_short_vectors():
+def test_clipping_keeps_directions_and_short_vectors():
     z = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    assert torch.allclose(clipped(z, 1.0), torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
+    assert torch.allclose(clip_norms(z, 1.0), torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
 
 
-def test_the_mechanism_is_charged_what_the_audit_says():
-    found = covering(latent=32, alpha=50, m=100, sigma=3.0, clip=math.sqrt(32) / 2).guarantee
-    assert compute_epsilon(found.history, 1e-5) == pytest.approx(figure(FMNIST, "sigma", 1e-5, "class_draws"), rel=1e-9)
+def test_the_mechanism_is_charged_the_audited_epsilon():
+    found = build_mechanism(latent=32, alpha=50, m=100, sigma=3.0, clip=math.sqrt(32) / 2).guarantee
+    assert compute_epsilon(found.history, 1e-5) == pytest.approx(
+        find_epsilon(FMNIST, "sigma", 1e-5, "class_draws"), rel=1e-9
+    )
     assert found.adjacency == "replace-one"
     assert "same label" in found.covers
     assert "conditional on the received model" in found.covers
     assert found.parameters["m"] == 100
 
 
-def test_a_smaller_ball_costs_less():
+def test_a_smaller_clip_costs_less():
     costs = [
-        compute_epsilon(covering(latent=32, alpha=50, m=100, sigma=3.0, clip=c).guarantee.history, 1e-5)
+        compute_epsilon(build_mechanism(latent=32, alpha=50, m=100, sigma=3.0, clip=c).guarantee.history, 1e-5)
         for c in (1.0, 2.0)
     ]
-    assert costs[0] < costs[1] < figure(FMNIST, "sigma", 1e-5, "class_draws")
+    assert costs[0] < costs[1] < find_epsilon(FMNIST, "sigma", 1e-5, "class_draws")
 
 
 @pytest.mark.parametrize(
     "mechanism",
-    [FILTERED, NAMED, covering(latent=4, alpha=5, m=10, sigma=0.0, clip=1.0)],
+    [FILTERED, NAMED, build_mechanism(latent=4, alpha=5, m=10, sigma=0.0, clip=1.0)],
     ids=["filter", "ids", "zero"],
 )
-def test_no_epsilon_where_no_theorem_covers(mechanism):
+def test_a_mechanism_without_a_guarantee_has_no_history(mechanism):
     assert mechanism.guarantee.covers.startswith("no guarantee: ")
     assert mechanism.guarantee.history == ()

@@ -18,8 +18,10 @@ import torch
 
 from fedrpc.client.context import AnswerContext
 from fedrpc.errors import ConfigError
-from fedrpc.methods.mpgan.augment import Labelled, accepted
-from fedrpc.methods.mpgan.method import ORACLE, Canvas, Made, MpGan, Player, Portion, State
+from fedrpc.methods.mpgan.augment import LabelledPool, collect_pool
+from fedrpc.methods.mpgan.game import Canvas
+from fedrpc.methods.mpgan.messages import ORACLE, GeneratedImages, LabelledPortion, State, StoredDiscriminator
+from fedrpc.methods.mpgan.method import MpGan
 from fedrpc.methods.runtime import SETUP_ROUND
 from fedrpc.wire import stored
 from fedrpc.wire.envelope import Envelope
@@ -29,14 +31,14 @@ SMALL = {"steps": 3, "batch": 4, "width": 1, "paths": 2, "noise_dim": 3, "a_f": 
 SMALL["min_pool"] = 0.0  # a classifier of one round knows few classes
 
 
-def played(method: str = "mpgan", rounds: int = 2, *, folder: Path | None = None, **params: Any) -> Played:
+def play(method: str = "mpgan", rounds: int = 2, *, folder: Path | None = None, **params: Any) -> Played:
     wanted = SMALL | params
     if method == "mpgan-ac":
         del wanted["tau"]
     return run_in_memory(problem_of(method, params=wanted), rounds, folder=folder)
 
 
-def in_store(run: Played, folder: Path, key: str, cls: type[Any]) -> list[Any]:
+def read_stored(run: Played, folder: Path, key: str, cls: type[Any]) -> list[Any]:
     """What every client keeps under a key."""
     with InMemoryFederation(run.problem, folder) as federation:
         blobs = [federation.clients.store(client).read_value(key) for client in range(run.problem.config.clients)]
@@ -45,7 +47,7 @@ def in_store(run: Played, folder: Path, key: str, cls: type[Any]) -> list[Any]:
 
 @pytest.mark.parametrize(("method", "labels"), [("mpgan", 0), ("mpgan-ac", 8 * 4)])
 def test_a_step_is_4_p_b_d_x_bytes_each_way(method, labels):
-    run = played(method, rounds=0)
+    run = play(method, rounds=0)
     batch = 4 * 2 * 4 * 1 * 32 * 32
     asked = 3 * 4  # steps and clients
     assert run.measured() == run.predicted()
@@ -56,20 +58,20 @@ def test_a_step_is_4_p_b_d_x_bytes_each_way(method, labels):
 @pytest.mark.parametrize("method", ["mpgan", "mpgan-ac"])
 @pytest.mark.parametrize("a_f", ["0.3", "0.1,2:0.4"])
 def test_images_cost_what_the_formula_says(method, a_f):
-    run = played(method, rounds=3, a_f=a_f)
+    run = play(method, rounds=3, a_f=a_f)
     assert run.measured() == run.predicted()
 
 
 @pytest.mark.parametrize("method", ["mpgan", "mpgan-ac"])
 def test_without_augmentation_it_is_fedavg_bit_for_bit(method):
-    run, plain = played(method, rounds=3, a_f=0), run_in_memory(problem_of("fedavg"), 3)
+    run, plain = play(method, rounds=3, a_f=0), run_in_memory(problem_of("fedavg"), 3)
     assert run.sha256 == plain.sha256
     assert run.asked[-12:] == plain.asked
     assert run.records[1]["labelling"]["0"]["given_out"] == "none wanted"
 
 
 def test_images_change_the_model_after_the_warm_up_only():
-    run, plain = played(rounds=3, warm_up=2), run_in_memory(problem_of("fedavg"), 3)
+    run, plain = play(rounds=3, warm_up=2), run_in_memory(problem_of("fedavg"), 3)
     same = [
         all(torch.equal(a.weights[name], b.weights[name]) for name in a.weights)
         for a, b in zip(run.states, plain.states, strict=True)
@@ -78,11 +80,11 @@ def test_images_change_the_model_after_the_warm_up_only():
 
 
 def test_every_client_has_a_discriminator_of_its_own(tmp_path):
-    players = in_store(played(rounds=0, folder=tmp_path), tmp_path, "discriminator", Player)
-    assert all(not torch.equal(players[0].values, other.values) for other in players[1:])
+    discriminators = read_stored(play(rounds=0, folder=tmp_path), tmp_path, "discriminator", StoredDiscriminator)
+    assert all(not torch.equal(discriminators[0].values, other.values) for other in discriminators[1:])
 
 
-class Kept(dict[str, bytes]):
+class FakeStore(dict[str, bytes]):
     """A client's store with nothing but what a step needs."""
 
     def get(self, key: str, cls: Any) -> Any:
@@ -92,45 +94,45 @@ class Kept(dict[str, bytes]):
         self[key] = stored.dumps(message)
 
 
-def stepped(methods: Iterable[MpGan], *, failing: str = "") -> tuple[list[torch.Tensor], Kept]:
+def play_steps(methods: Iterable[MpGan], *, failing: str = "") -> tuple[list[torch.Tensor], FakeStore]:
     """A client's feedback in three steps, each answered by the next of `methods`, and what it then keeps.
 
     Args:
         failing: What fails once in every step, before the same is asked again.
     """
-    problem, store, found = problem_of("mpgan", params=SMALL), Kept(), []
+    problem, store, found = problem_of("mpgan", params=SMALL), FakeStore(), []
     for step, method in zip(range(3), methods, strict=False):
         question = Envelope("task", round=SETUP_ROUND, phase="gan_step", step=step)
         context = AnswerContext(
-            problem, problem.client_data(0), 0, question, device=torch.device("cpu"), store=store, stop=Event()
+            problem, problem.load_client_data(0), 0, question, device=torch.device("cpu"), store=store, stop=Event()
         )
-        made = Made(torch.rand(2, 4, 1, 32, 32, generator=torch.Generator().manual_seed(step)))
+        generated = GeneratedImages(torch.rand(2, 4, 1, 32, 32, generator=torch.Generator().manual_seed(step)))
         if failing:
             with patch(failing, side_effect=OSError("no space")), pytest.raises(OSError, match="no space"):
-                method.gan_step(context, made)
-        found.append(method.gan_step(context, made).images)
+                method.gan_step(context, generated)
+        found.append(method.gan_step(context, generated).images)
     return found, store
 
 
-def test_a_discriminator_that_stayed_in_memory_is_the_one_in_the_store():
-    living, own = stepped([MpGan()] * 3)
-    restarted, theirs = stepped(MpGan() for _ in range(3))
+def test_a_cached_discriminator_equals_the_stored_one():
+    living, own = play_steps([MpGan()] * 3)
+    restarted, theirs = play_steps(MpGan() for _ in range(3))
     assert all(torch.equal(a, b) for a, b in zip(living, restarted, strict=True))
     assert own == theirs
 
 
-@pytest.mark.parametrize("failing", ["fedrpc.methods.mpgan.method.feedback_on", f"{__name__}.Kept.put"])
-def test_a_step_that_failed_leaves_no_trace_in_memory(failing):
-    after, kept = stepped([MpGan()] * 3, failing=failing)
-    plain, same = stepped([MpGan()] * 3)
+@pytest.mark.parametrize("failing", ["fedrpc.methods.mpgan.method.compute_feedback", f"{__name__}.FakeStore.put"])
+def test_a_failed_step_leaves_nothing_in_the_cache(failing):
+    after, kept = play_steps([MpGan()] * 3, failing=failing)
+    plain, same = play_steps([MpGan()] * 3)
     assert all(torch.equal(a, b) for a, b in zip(after, plain, strict=True))
     assert kept == same
 
 
-def test_clients_get_the_floor_and_a_rise_only_adds(tmp_path):
-    run = played(rounds=3, a_f="0.2,2:0.5", folder=tmp_path)
+def test_image_counts_are_rounded_down_and_a_rise_only_adds(tmp_path):
+    run = play(rounds=3, a_f="0.2,2:0.5", folder=tmp_path)
     sizes = run.problem.env.num_examples()
-    before, after = (in_store(run, tmp_path, f"made-{level}", Portion) for level in (0, 1))
+    before, after = (read_stored(run, tmp_path, f"made-{level}", LabelledPortion) for level in (0, 1))
     assert [len(portion.y) for portion in before] == [int(0.2 * n) for n in sizes]
     assert [len(a.y) + len(b.y) for a, b in zip(before, after, strict=True)] == [n // 2 for n in sizes]
     at_first = run.states[2]
@@ -139,9 +141,9 @@ def test_clients_get_the_floor_and_a_rise_only_adds(tmp_path):
 
 
 def test_a_client_trains_on_real_and_generated_images(tmp_path):
-    run = played(folder=tmp_path, a_f=1)
+    run = play(folder=tmp_path, a_f=1)
     low, high = run.problem.env.bounds
-    for portion in in_store(run, tmp_path, "made-0", Portion):
+    for portion in read_stored(run, tmp_path, "made-0", LabelledPortion):
         assert portion.x.shape[1:] == run.problem.env.shape
         assert bool(((portion.x >= low - 1e-5) & (portion.x <= high + 1e-5)).all())
     labelling = run.records[1]["labelling"]["0"]
@@ -157,8 +159,8 @@ def test_a_client_that_missed_its_images_gets_them_later():
     assert run.state.given == {0: 1, 1: 1, 2: 1, 3: 1}
 
 
-def test_the_summary_has_how_images_got_their_labels():
-    run = played(rounds=3, a_f="0.2,2:0.5")
+def test_the_summary_reports_the_labelling():
+    run = play(rounds=3, a_f="0.2,2:0.5")
     rows = run.reported()["labelling"]["value"]
     assert [row["key"] for row in rows] == ["0", "1"]
     for row, labels in zip(rows, run.state.labels.values(), strict=True):
@@ -168,54 +170,54 @@ def test_the_summary_has_how_images_got_their_labels():
         assert (row["labels_by"], row["given_out"]) == ("the global classifier", "yes")
 
 
-def test_nothing_confident_gives_nothing_and_says_so():
-    run = played(rounds=2, tau=1.0)
+def test_without_confident_labels_nothing_is_distributed():
+    run = play(rounds=2, tau=1.0)
     assert run.state.made == {}
-    told = run.records[1]["labelling"]["0"]
-    assert (told["kept"], told["acceptance_rate"]) == (0, 0.0)
+    labelling = run.records[1]["labelling"]["0"]
+    assert (labelling["kept"], labelling["acceptance_rate"]) == (0, 0.0)
     assert run.sha256 == run_in_memory(problem_of("fedavg"), 2).sha256
 
 
 @pytest.mark.parametrize(("share", "is_given"), [(0.2, False), (0.25, True)])
-def test_a_pool_that_is_too_small_waits_for_more(share, is_given):
-    def few(*args: Any) -> Labelled:
-        pool = accepted(*args)
+def test_a_pool_below_the_minimum_is_not_distributed(share, is_given):
+    def collect_few(*args: Any) -> LabelledPool:
+        pool = collect_pool(*args)
         rows = torch.arange(math.ceil(share * pool.num_wanted)) % len(pool.y)
         return replace(pool, x=pool.x[rows], y=pool.y[rows])
 
-    with patch("fedrpc.methods.mpgan.method.accepted", few):
-        run = played(rounds=2, a_f=1, min_pool=0.25)
-    told = run.records[1]["labelling"]["0"]
-    assert 0 < told["kept"] < told["wanted"]
+    with patch("fedrpc.methods.mpgan.method.collect_pool", collect_few):
+        run = play(rounds=2, a_f=1, min_pool=0.25)
+    labelling = run.records[1]["labelling"]["0"]
+    assert 0 < labelling["kept"] < labelling["wanted"]
     assert bool(run.state.made) is is_given
     assert ("given_0" in run.records[1]) is is_given
-    assert told["given_out"] == ("yes" if is_given else "no: too few")
+    assert labelling["given_out"] == ("yes" if is_given else "no: too few")
 
 
-def test_the_oracle_is_marked_wherever_it_is_asked():
-    run = played(labels="oracle", warm_up=0, oracle_epochs=1)
+def test_the_oracle_is_marked_in_records_and_caveat():
+    run = play(labels="oracle", warm_up=0, oracle_epochs=1)
     assert run.records[0]["oracle"] == "sees all raw data"
     assert run.records[0]["labelling"]["0"]["labels_by"] == ORACLE
     assert "oracle" not in run.records[1]
-    assert MpGan().caveat(run.problem.params) == ORACLE
-    assert MpGan().caveat(problem_of("mpgan").params) == ""
-    assert "oracle" not in played().records[1]
+    assert MpGan().describe_caveat(run.problem.params) == ORACLE
+    assert MpGan().describe_caveat(problem_of("mpgan").params) == ""
+    assert "oracle" not in play().records[1]
 
 
 def test_a_conditional_generator_labels_by_construction():
-    run = played("mpgan-ac", warm_up=0, a_f=1)
+    run = play("mpgan-ac", warm_up=0, a_f=1)
     assert len(run.state.labels[0]) == max(run.problem.env.num_examples())
     assert set(torch.bincount(run.state.labels[0], minlength=10).tolist()) == {1, 2}
-    assert run.records[0]["labelling"]["0"]["labels_by"] == "the generator: it was told what to make"
+    assert run.records[0]["labelling"]["0"]["labels_by"] == "the generator: it was given the classes to generate"
 
 
 def test_one_path_is_the_ablation():
-    run = played(rounds=0, paths=1)
+    run = play(rounds=0, paths=1)
     assert {name.split(".")[1] for name in run.state.generator} == {"0"}
     assert run.measured() == run.predicted()
 
 
-def test_a_cohort_is_drawn_anew_among_clients_with_examples():
+def test_cohorts_are_sampled_among_clients_with_examples():
     problem = problem_of("mpgan", fraction=0.5, params=SMALL | {"steps": 6, "cohort_steps": 2})
     run = run_in_memory(problem, 0)
     by_step = [[c for _, _, step, c in run.asked if step == number] for number in range(6)]
@@ -226,26 +228,26 @@ def test_a_cohort_is_drawn_anew_among_clients_with_examples():
     assert set(run.state.last_steps) == {client for cohort in by_step for client in cohort}
 
 
-def test_the_gan_phase_goes_on_from_a_save_within_it():
-    async def halted(federation: InMemoryFederation) -> tuple[State, State]:
+def test_the_gan_phase_resumes_from_a_save():
+    async def play_and_resume(federation: InMemoryFederation) -> tuple[State, State]:
         method, state, saved = federation.problem.method, federation.init(), []
         rnd = federation.stage(SETUP_ROUND)
         save = rnd._save
 
-        async def keeping(rnd: Any, state: State) -> None:
+        async def keep(rnd: Any, state: State) -> None:
             saved.append(stored.loads(State, stored.dumps(state)))
             steps.append(dict(rnd.steps))
             await save(rnd, state)
 
         steps: list[dict[str, int]] = []
-        rnd._save = keeping
+        rnd._save = keep
         whole = await method.setup(state, rnd)
         again = federation.stage(SETUP_ROUND)
         again.steps = steps[-1]
         return whole, await method.setup(saved[-1], again)
 
     with InMemoryFederation(problem_of("mpgan", params=SMALL | {"save_every": 2})) as federation:
-        whole, resumed = asyncio.run(halted(federation))
+        whole, resumed = asyncio.run(play_and_resume(federation))
     assert stored.dumps(whole) == stored.dumps(resumed)
     assert len(whole.losses) == 3
     assert whole.moments == {}
@@ -268,27 +270,27 @@ def run_directory(folder: Path, state: State, *, within: bool = False) -> str:
     return sha256
 
 
-def test_an_earlier_runs_generator_is_taken_and_its_hash_told(tmp_path):
-    whole = played()
+def test_an_earlier_runs_generator_is_used_and_its_hash_recorded(tmp_path):
+    whole = play()
     sha256 = run_directory(tmp_path, whole.states[0])
 
-    async def setup(federation: InMemoryFederation) -> dict[str, Any]:
+    async def run_setup(federation: InMemoryFederation) -> dict[str, Any]:
         rnd = federation.stage(SETUP_ROUND)
         await federation.problem.method.setup(federation.init(), rnd)
         return rnd.recorded
 
     wanted = SMALL | {"gan": str(tmp_path), "gan_sha256": sha256}
     with InMemoryFederation(problem_of("mpgan", params=wanted)) as federation:
-        told = asyncio.run(setup(federation))["gan_from"]
-    assert (told["run_id"], told["checkpoint_sha256"], told["steps"]) == ("earlier", sha256, 3)
-    again = played(gan=str(tmp_path), gan_sha256=sha256)
+        source = asyncio.run(run_setup(federation))["gan_from"]
+    assert (source["run_id"], source["checkpoint_sha256"], source["steps"]) == ("earlier", sha256, 3)
+    again = play(gan=str(tmp_path), gan_sha256=sha256)
     assert again.sha256 == whole.sha256
     assert "gan_step" not in {phase for _, phase, _, _ in again.asked}
     assert again.measured() == again.predicted()
 
 
-def test_what_is_no_such_run_is_refused(tmp_path):
-    state = played(rounds=0).state
+def test_an_unusable_earlier_run_is_refused(tmp_path):
+    state = play(rounds=0).state
     run_directory(tmp_path / "good", state)
     run_directory(tmp_path / "within", state, within=True)
     run_directory(tmp_path / "changed", state)
@@ -301,21 +303,21 @@ def test_what_is_no_such_run_is_refused(tmp_path):
         ("good", {"paths": 3}, "do not fit MultiPath"),
     ]:
         with pytest.raises(ConfigError, match=why):
-            played(rounds=0, gan=str(tmp_path / name), **params)
+            play(rounds=0, gan=str(tmp_path / name), **params)
 
 
-def test_inputs_and_images_of_the_generator_are_each_others():
+def test_converting_inputs_to_images_and_back_restores_them():
     problem = problem_of("mpgan", params=SMALL)
-    canvas, x = Canvas(problem.env), problem.client_data(0).train.all()[0]
-    images = canvas.on(x)
+    canvas, x = Canvas(problem.env), problem.load_client_data(0).train.all()[0]
+    images = canvas.to_images(x)
     assert images.shape[1:] == (1, 32, 32)
     assert -1 <= images.min() < images.max() <= 1 + 1e-6
-    torch.testing.assert_close(canvas.off(images), x, rtol=0, atol=1e-5)
+    torch.testing.assert_close(canvas.to_inputs(images), x, rtol=0, atol=1e-5)
     assert bool((images[:, :, :2] == -1).all())
 
 
 def test_losses_and_pictures_of_the_training_are_kept():
-    run = played(rounds=0, sheet_every=2)
+    run = play(rounds=0, sheet_every=2)
     assert run.state.losses.shape == (3, 2)
     assert bool(torch.isfinite(run.state.losses).all())
     assert {step: tuple(x.shape) for step, x in run.state.sheets.items()} == {
@@ -325,7 +327,7 @@ def test_losses_and_pictures_of_the_training_are_kept():
 
 
 def test_feedback_is_a_release_without_a_guarantee():
-    run = played(rounds=0)
+    run = play(rounds=0)
     rows = [row for row in run.released if row["kind"] == "feedback"]
     assert len(rows) == 12
     assert all(row["mechanism"] is None and "no guarantee" in row["covers"] for row in rows)
@@ -338,6 +340,6 @@ def test_feedback_is_a_release_without_a_guarantee():
     ("params", "why"),
     [({"warm_up": 0}, "needs a trained classifier"), ({"a_f": "0.2,5:0.1"}, "can only rise")],
 )
-def test_what_can_not_work_is_refused_before_anybody_joins(params, why):
+def test_parameters_that_cannot_work_are_refused(params, why):
     with pytest.raises(ConfigError, match=why):
         problem_of("mpgan", params=SMALL | params)

@@ -1,0 +1,159 @@
+"""MP-GAN: its parameters, what travels in which phase, and what stays on the server and on a client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from fedrpc.methods.blocks.pool import Nothing
+from fedrpc.methods.method import Params, Phase
+from fedrpc.methods.mpgan.schedule import Level, parse_schedule
+from fedrpc.methods.tools import ReportedValue
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.message import Tensors, part
+
+REPORTED = (
+    ReportedValue("gan_from.run_id", "generator of run", why="gan_from.note"),
+    ReportedValue(
+        "labelling",
+        "labelling",
+        "images for clients, a row for each level of A_f",
+        columns={
+            "key": "level",
+            "labels_by": "labels by",
+            "candidates": "generated",
+            "acceptance_rate": "share confident",
+            "wanted": "wanted",
+            "kept": "kept",
+            "given_out": "given out",
+            "label_histogram": "kept by class",
+        },
+    ),
+)
+ORACLE = "labels of generated images come from an oracle that sees all raw data: for comparison only, not private"
+
+
+class GanParams(Params):
+    """What both variants have; defaults are those of the thesis's code where it has any."""
+
+    paths: int = Field(4, ge=1, description="generators side by side; 1 is the ablation")
+    steps: int = Field(600, ge=0, description="steps of the GAN phase")
+    batch: int = Field(50, ge=2, description="images of each path in a step, and real images beside them")
+    noise_dim: int = Field(128, ge=1, description="length of the generator's noise")
+    width: int = Field(64, ge=1, description="width of both networks; DCGAN's is 64")
+    size: Literal[32, 64] = Field(32, description="side of generated images")
+    lr: float = Field(2e-4, gt=0, description="learning rate of both Adam optimizers")
+    smoothing: float = Field(0.9, gt=0, le=1, description="the discriminator's target for real images")
+    diversity: float = Field(0.0, ge=0, description="weight of a term at the server that pushes paths apart")
+    cohort_steps: int = Field(12, ge=1, description="steps with the same clients, where a cohort is not all of them")
+    save_every: int = Field(20, ge=1, description="steps between durable points; clients keep all versions until then")
+    sheet_every: int = Field(100, ge=1, description="steps between pictures of the training")
+    gan: str | None = Field(None, description="a run directory whose GAN phase is over, to take the generator from")
+    gan_sha256: str | None = Field(None, description="SHA-256 of that run's checkpoint; any other is refused")
+    a_f: str = Field("0.1", description='generated images for each real one: "0.1", or "0.01,100:0.1" for a rise')
+    warm_up: int = Field(10, ge=0, description="rounds of plain FedAvg before any image is distributed")
+    min_pool: float = Field(0.25, ge=0, le=1, description="least share of the wanted images to distribute any")
+    max_candidates: int = Field(20, ge=1, description="images generated, at most, for each one that is wanted")
+
+    @field_validator("a_f", mode="before")
+    @classmethod
+    def _check_a_f(cls, value: Any) -> str:
+        text = value if isinstance(value, str) else repr(value)
+        parse_schedule(text)
+        return text
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The schedule of A_f."""
+        return parse_schedule(self.a_f)
+
+    def count_levels(self, round_index: int) -> int:
+        """The number of levels that have begun in a round."""
+        return sum(max(level.start, self.warm_up) <= round_index for level in self.levels)
+
+
+class MpGanParams(GanParams):
+    """How images get their labels."""
+
+    labels: Literal["pseudo", "oracle"] = Field("pseudo", description="oracle sees all raw data: for comparison")
+    tau: float = Field(0.9, ge=0, le=1, description="least confidence in a label")
+    oracle_epochs: int = Field(5, ge=1, description="epochs of the oracle's training")
+
+
+# What travels
+
+
+@dataclass(frozen=True)
+class GeneratedImages:
+    """Down: a batch of every path (paths, batch, channels, size, size), with labels if the generator is conditional."""
+
+    images: Tensor = part(Kind.IMAGES)
+    labels: Tensor | None = part(Kind.IMAGES, default=None)
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """Up: the generator loss's gradient with respect to the images, and both losses."""
+
+    images: Tensor = part(Kind.FEEDBACK)
+    judge_loss: float = part(Kind.SCALARS)
+    generator_loss: float = part(Kind.SCALARS)
+
+
+@dataclass(frozen=True)
+class LabelledPortion:
+    """Down: images with labels for one client, of one level of A_f. The client stores them as they are."""
+
+    level: int = part(Kind.SCALARS)
+    x: Tensor = part(Kind.IMAGES)
+    y: Tensor = part(Kind.IMAGES)
+
+
+GAN_STEP = Phase("gan_step", GeneratedImages, Feedback, same=("images",))
+AUGMENT = Phase("augment", LabelledPortion, Nothing)
+
+
+# What stays
+
+
+@dataclass(frozen=True)
+class State:
+    """The server's state.
+
+    Attributes:
+        moments: Adam's moments of the generator, while it is trained.
+        losses: Discriminator and generator loss of each step, means over clients.
+        last_steps: By client, the step in which its discriminator was last trained.
+        sheets: Pictures of the training by step, as bytes.
+        made: Pools of images by level of A_f, as clients train on them.
+        labels: Their labels.
+        given: By client, the number of levels that it holds.
+    """
+
+    weights: Tensors = part(Kind.WEIGHTS)
+    generator: Tensors = part(Kind.WEIGHTS)
+    moments: Tensors = part(Kind.WEIGHTS)
+    losses: Tensor = part(Kind.SCALARS)
+    last_steps: dict[int, int] = part(Kind.SCALARS)
+    sheets: dict[int, Tensor] = part(Kind.IMAGES)
+    made: dict[int, Tensor] = part(Kind.IMAGES)
+    labels: dict[int, Tensor] = part(Kind.IMAGES)
+    given: dict[int, int] = part(Kind.SCALARS)
+
+
+@dataclass(frozen=True)
+class StoredDiscriminator:
+    """In a client's store: its discriminator with its Adam, as `gan.pack` lays them out."""
+
+    values: Tensor
+
+
+DISCRIMINATOR = "discriminator"  # its key in a client's store
+
+
+def build_portion_key(level: int) -> str:
+    """The key of a level's images in a client's store."""
+    return f"made-{level}"
