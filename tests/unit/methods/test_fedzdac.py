@@ -128,8 +128,8 @@ def test_nothing_but_weights_and_scalars_leaves_a_client(played):
 
 def remove_data(problem: Problem, poor: int) -> Problem:
     """The same problem, but one client has nothing."""
-    whole, nothing = problem.local_indices, np.empty(0, dtype=np.int64)
-    problem.local_indices = lambda client: (nothing, nothing) if client == poor else whole(client)  # type: ignore[method-assign]
+    split, nothing = problem.split_client_indices, np.empty(0, dtype=np.int64)
+    problem.split_client_indices = lambda client: (nothing, nothing) if client == poor else split(client)
     return problem
 
 

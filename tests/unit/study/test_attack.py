@@ -220,7 +220,7 @@ def test_too_little_auxiliary_data_is_refused(runs) -> None:
 
 def test_methods_with_shared_items_also_have_a_view_of_them() -> None:
     for name in METHODS:
-        assert hasattr(METHODS[name], "shared") == hasattr(METHODS[name], "view"), name
+        assert hasattr(METHODS[name], "collect_shared_items") == hasattr(METHODS[name], "build_view"), name
 
 
 @pytest.mark.parametrize("name", ["flea-float16", "naivemix"])

@@ -53,7 +53,7 @@ def test_the_overhead_of_the_networks_by_hand():
 def test_the_bytes_of_one_clients_means(shape, alpha, size, monkeypatch):
     problem = problem_of("feddpms", build=lambda: Dpms((1, 28, 28), 10), params={"alpha": alpha, "preliminary": 1})
     network = Dpms(shape, 10)
-    monkeypatch.setattr(problem, "network", lambda: network)
+    monkeypatch.setattr(problem, "copy_network", lambda: network)
     env = problem.env.__class__(**vars(problem.env) | {"model": lambda: network})
     assert count_means_bytes(env) == size
 
