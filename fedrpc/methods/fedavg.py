@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedrpc.methods.blocks.updates import release_update, train_cohort
+from fedrpc.methods.blocks.updates import release_update, train_cohort, weigh_equally
 from fedrpc.methods.method import ClientContext, Cost, Env, Loss, Method, P, Phase, Round, Shapes, allowed, on, register
 from fedrpc.models.state import load, read_tensors
 from fedrpc.training.losses import cross_entropy
@@ -33,6 +33,13 @@ class Update:
     weights: Tensors = part(Kind.WEIGHTS, averaged_by="num_examples")
     num_examples: int = part(Kind.SCALARS)
     losses: Tensor = part(Kind.SCALARS)
+
+
+@dataclass(frozen=True)
+class EqualUpdate(Update):
+    """Up: the same for methods whose mean is uniform over the clients that trained on anything."""
+
+    weights: Tensors = part(Kind.WEIGHTS, averaged_by=weigh_equally)
 
 
 def check_update(question: Global, answer: Update) -> None:

@@ -20,21 +20,13 @@ from dataclasses import dataclass
 import torch
 from pydantic import Field
 
-from fedrpc.methods.blocks.updates import release_update, train_cohort, weigh_equally
-from fedrpc.methods.fedavg import FedAvg, Global, Update, check_update
+from fedrpc.methods.blocks.updates import release_update, train_cohort
+from fedrpc.methods.fedavg import EqualUpdate, FedAvg, Global, check_update
 from fedrpc.methods.fedprox import add_proximal_gradient
 from fedrpc.methods.method import ClientContext, Cost, Env, Method, Params, Phase, Round, Shapes, allowed, on, register
 from fedrpc.models.state import load, read_tensors
 from fedrpc.training.losses import cross_entropy
-from fedrpc.wire.kinds import Kind
-from fedrpc.wire.message import Tensors, part
-
-
-@dataclass(frozen=True)
-class EqualUpdate(Update):
-    """Up: FedAvg's update, where clients that trained count alike."""
-
-    weights: Tensors = part(Kind.WEIGHTS, averaged_by=weigh_equally)
+from fedrpc.wire.message import Tensors
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,12 @@ from fedrpc.methods.blocks.zero_shot import (
     FIT,
     REFUSES_DP_SGD,
     REPORTED,
-    EqualUpdate,
     ZeroShotParams,
     build_privacy_record,
     require_statistics,
     start_inversion,
 )
-from fedrpc.methods.fedavg import FedAvg, Global
+from fedrpc.methods.fedavg import EqualUpdate, FedAvg, Global
 from fedrpc.methods.method import ClientContext, Env, Round, on, register
 from fedrpc.methods.tools import ReportedValue
 from fedrpc.models.state import load

@@ -28,7 +28,6 @@ from fedrpc.methods.blocks.zero_shot import (
     FIT,
     REFUSES_DP_SGD,
     REPORTED,
-    EqualUpdate,
     Inversion,
     SyntheticBatch,
     ZeroShotParams,
@@ -36,7 +35,7 @@ from fedrpc.methods.blocks.zero_shot import (
     require_statistics,
     start_inversion,
 )
-from fedrpc.methods.fedavg import FedAvg, Global
+from fedrpc.methods.fedavg import EqualUpdate, FedAvg, Global
 from fedrpc.methods.method import ClientContext, ClientId, Env, Reply, Round, on, register
 from fedrpc.methods.tools import ReportedValue
 from fedrpc.models.state import load, read_tensors

@@ -24,7 +24,7 @@ from torch import nn
 
 from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.updates import release_update, train_cohort, weigh_equally
-from fedrpc.methods.fedavg import FedAvg, Global, Update, check_update
+from fedrpc.methods.fedavg import EqualUpdate, FedAvg, Global, check_update
 from fedrpc.methods.method import ClientContext, Cost, Env, Method, Params, Phase, Round, Shapes, on, refused, register
 from fedrpc.metrics.evaluate import BATCH_SIZE
 from fedrpc.models.state import count_payload_bytes, load, read_tensors
@@ -41,10 +41,9 @@ class Start(Global):
 
 
 @dataclass(frozen=True)
-class ControlledUpdate(Update):
-    """Up: FedAvg's update, and the change of the client's control variate."""
+class ControlledUpdate(EqualUpdate):
+    """Up: a trained model, and the change of the client's control variate."""
 
-    weights: Tensors = part(Kind.WEIGHTS, averaged_by=weigh_equally)
     control_change: Tensors = part(Kind.CONTROL_VARIATES, averaged_by=weigh_equally)
 
 

@@ -25,13 +25,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods.blocks.updates import weigh_equally
-from fedrpc.methods.fedavg import Global, Update, check_update
+from fedrpc.methods.fedavg import EqualUpdate, Global, check_update
 from fedrpc.methods.method import Params, Phase, refused
 from fedrpc.methods.runtime import Env
 from fedrpc.methods.tools import ReportedValue
-from fedrpc.wire.kinds import Kind
-from fedrpc.wire.message import Tensors, part
 
 REFUSES_DP_SGD = refused("DP-SGD needs a network without BatchNorm, whose statistics are what data is synthesised from")
 NO_FORMAL_DP = (
@@ -43,13 +40,6 @@ REPORTED = (
     ReportedValue("formal_dp", "formal privacy", why="formal_dp_reason"),
 )
 _EPSILON = 1e-6
-
-
-@dataclass(frozen=True)
-class EqualUpdate(Update):
-    """Up: FedAvg's update, with equal weight for every client that trained on any data."""
-
-    weights: Tensors = part(Kind.WEIGHTS, averaged_by=weigh_equally)
 
 
 FIT = Phase("fit", Global, EqualUpdate, same=("weights",), check=check_update)

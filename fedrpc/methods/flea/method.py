@@ -24,21 +24,31 @@ of the next round down), and `fedrpc.metrics.exposure` reads it from there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from pydantic import ByteSize, Field
 from torch import Tensor, nn
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods.blocks.mixup import EndlessOrder, mix, one_hot, soft_cross_entropy
-from fedrpc.methods.blocks.pool import Layout, check_labels, count_shared
+from fedrpc.methods.blocks.pool import count_shared
 from fedrpc.methods.blocks.updates import release_update, train_cohort
-from fedrpc.methods.fedavg import FedAvg, Global, Update, check_update
+from fedrpc.methods.fedavg import FedAvg, Global, Update
+from fedrpc.methods.flea.buffer import NextBuffer
+from fedrpc.methods.flea.messages import (
+    DTYPES,
+    EXTRACT,
+    FIT,
+    ChosenExamples,
+    Contribution,
+    Correlation,
+    Features,
+    FleaParams,
+    Start,
+    choose_cut,
+    describe_item,
+)
+from fedrpc.methods.flea.objective import Objective
 from fedrpc.methods.method import (
     ClientContext,
     ClientId,
@@ -46,9 +56,6 @@ from fedrpc.methods.method import (
     Env,
     Loss,
     Method,
-    Params,
-    Phase,
-    Reply,
     Round,
     Shapes,
     on,
@@ -56,214 +63,17 @@ from fedrpc.methods.method import (
     register,
 )
 from fedrpc.methods.tools import PastClient, SharedItems, View
-from fedrpc.metrics.features import dcor2, distance_correlation, null_value
+from fedrpc.metrics.features import distance_correlation, null_value
 from fedrpc.models import cut, require_stages
 from fedrpc.models.state import load, read_tensors
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
-from fedrpc.wire.message import Tensors, part
+from fedrpc.wire.message import Tensors
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _MEASURED_BYTES = 16
 _BATCH = 256  # of the extraction: bounds memory and has no other effect
 _SHUFFLES = 4  # averaged into a null value
 _CHOSEN = "chosen"  # its key in a client's store
-
-
-@dataclass(frozen=True)
-class Features:
-    """Activations with their labels, row by row."""
-
-    activations: Tensor = part(Kind.ACTIVATIONS)
-    labels: Tensor = part(Kind.ACTIVATIONS)
-
-
-@dataclass(frozen=True)
-class Start(Global):
-    """Down: the global model, and the last cohort's activations once there are any. Also the server's whole state."""
-
-    buffer: Features | None = None
-
-
-@dataclass(frozen=True)
-class Correlation:
-    """The squared distance correlation of inputs and activations, and of the same inputs and shuffled activations."""
-
-    dcor2: float = part(Kind.SCALARS)
-    null: float = part(Kind.SCALARS)
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """Up: what a client adds to the buffer, and its distance correlation; None with too few examples."""
-
-    features: Features | None = None
-    measured: Correlation | None = None
-
-
-@dataclass(frozen=True)
-class ChosenExamples:
-    """In a client's store: the examples that it shares and measures, the shared ones first."""
-
-    positions: Tensor
-
-
-FIT = Phase("fit", Start, Update, same=("weights",), check=check_update)
-EXTRACT = Phase("extract", Global, Contribution)
-
-
-def choose_cut(model: nn.Module, params: Any) -> int:
-    """The stage after which the network is cut."""
-    return require_stages(model, "flea").split_layer_default if params.split_layer is None else int(params.split_layer)
-
-
-def describe_item(env: Env[FleaParams]) -> Layout:
-    """One activation and its label on the wire; raises ConfigError when the network has no such cut."""
-    model = env.model().eval()
-    head, _ = cut(model, choose_cut(model, env.params))
-    with torch.no_grad():
-        activation = head(torch.zeros(1, *env.shape))[0]
-    return Layout({"activations": (DTYPES[env.params.transport], tuple(activation.shape)), "labels": (torch.int64, ())})
-
-
-def kl_divergence(log_p: Tensor, log_g: Tensor) -> Tensor:
-    """KL(p || g) of log-probabilities, mean over the batch."""
-    return (log_p.exp() * (log_p - log_g)).sum(dim=1).mean()
-
-
-class Objective:
-    """Equation 6 on the batches of one local training.
-
-    Args:
-        cut: The stage after which networks are cut.
-        received: The received network, which is frozen; without it there is no distillation.
-        buffer: The activations to mix with; None in the first round.
-        order: Shuffles the buffer.
-        weights: Samples the weights of the mix-up.
-    """
-
-    def __init__(
-        self,
-        params: Any,
-        layer: int,
-        received: nn.Module | None,
-        buffer: Features | None,
-        *,
-        order: np.random.Generator,
-        weights: np.random.Generator,
-    ) -> None:
-        self._params, self._cut, self._buffer, self._weights = params, layer, buffer, weights
-        self._received_tail = cut(received.eval().requires_grad_(False), layer)[1] if received is not None else None
-        self._order = EndlessOrder(order, len(buffer.labels)) if buffer is not None else None
-
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """The loss of a batch, which passes through every layer of the model once."""
-        head, tail = cut(model, self._cut)
-        own = head(x)
-        activations, wanted = self._mix_batch(own, y, num_classes=require_stages(model, "flea").classifier.out_features)
-        log_p = F.log_softmax(tail(activations), dim=1)
-        loss = soft_cross_entropy(log_p, wanted)
-        if self._received_tail is not None:
-            with torch.no_grad():
-                log_g = F.log_softmax(self._received_tail(activations), dim=1)
-            loss = loss + self._params.lambda1 * kl_divergence(log_p, log_g)
-        if self._params.lambda2:
-            loss = loss + self._params.lambda2 * dcor2(require_stages(model, "flea").select_input(x), own)
-        return loss
-
-    def _mix_batch(self, own: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-        """Equation 2: mixed activations and label distributions, each pair with a weight of its own."""
-        wanted = one_hot(y, num_classes)
-        if self._buffer is None or self._order is None:
-            return own, wanted
-        index = torch.from_numpy(self._order.take(len(y)))
-        theirs, labels = self._buffer.activations[index], self._buffer.labels[index]
-        weight = torch.from_numpy(self._weights.beta(self._params.a, self._params.a, len(y)))
-        return mix(own, theirs, weight), mix(wanted, one_hot(labels, num_classes), weight)
-
-
-class NextBuffer:
-    """The next buffer while it is gathered, in one block of memory of the expected size.
-
-    Every activation goes to a random row, so the buffer does not reveal which of them are one client's.
-
-    Args:
-        expected: By client, the number of activations to come.
-        rng: Samples the rows.
-    """
-
-    def __init__(
-        self, layout: Layout, num_classes: int, expected: Mapping[ClientId, int], rng: np.random.Generator
-    ) -> None:
-        total = sum(expected.values())
-        self._order = torch.from_numpy(rng.permutation(total))
-        self._layout, self._num_classes, self._expected = layout, num_classes, expected
-        self._rows = Features(**{n: torch.empty(total, *shape, dtype=d) for n, (d, shape) in layout.rows.items()})
-        self._filled = 0
-        self._measured: list[Correlation] = []
-        self._refused: dict[ClientId, str] = {}
-
-    def check(self, _: Global, answer: Contribution) -> None:
-        """Raises ValueError when an answer is invalid for any client."""
-        if answer.features is not None:
-            self._layout.check(answer.features)
-            check_labels(answer.features.labels, self._num_classes)
-        measured = answer.measured
-        if measured is not None and not (0 <= measured.dcor2 <= 1 and 0 <= measured.null <= 1):
-            raise ValueError(f"a distance correlation is from 0 to 1, got {measured.dcor2} and {measured.null}")
-
-    def add(self, reply: Reply[Contribution]) -> None:
-        """Copies one client's activations, unless they are more or fewer than expected."""
-        body = reply.body
-        count = 0 if body.features is None else len(body.features.labels)
-        if count != self._expected[reply.client]:
-            self._refused[reply.client] = f"expected {self._expected[reply.client]} activations, sent {count}"
-            return
-        if body.measured is not None:
-            self._measured.append(body.measured)
-        if body.features is not None:
-            rows = self._order[self._filled : self._filled + count]
-            self._rows.activations[rows], self._rows.labels[rows] = body.features.activations, body.features.labels
-            self._filled += count
-
-    @property
-    def features(self) -> Features | None:
-        """The buffer; None when no client shared anything."""
-        if not self._filled:
-            return None
-        if self._filled == len(self._order):
-            return self._rows
-        taken = self._order[: self._filled].sort().values
-        return Features(self._rows.activations[taken], self._rows.labels[taken])
-
-    def build_record(self) -> dict[str, Any]:
-        """The buffer's values in the records; correlations are means over the clients that measured."""
-        values = [measured.dcor2 for measured in self._measured]
-        record = {
-            "buffer_size": self._filled,
-            "buffer_bytes": self._filled * self._layout.size_bytes,
-            "dcor2": _mean(values),
-            "dcor": _mean([math.sqrt(value) for value in values]),
-            "dcor2_null": _mean([measured.null for measured in self._measured]),
-        }
-        return record | ({"refused": self._refused} if self._refused else {})
-
-
-def _mean(values: list[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
-
-
-class FleaParams(Params):
-    """The paper's values; it does not say where it cuts, so that is the network's default."""
-
-    alpha: float = Field(0.1, ge=0, le=1, description="share of a client's examples whose activations it shares")
-    a: float = Field(2.0, gt=0, description="mix-up weights are sampled from Beta(a, a)")
-    lambda1: float = Field(1.0, ge=0, description="weight of the distillation from the received model")
-    lambda2: float = Field(3.0, ge=0, description="weight of the distance correlation")
-    split_layer: int | None = Field(None, ge=0, description="the cut; the network's default when left out")
-    transport: Literal["float32", "float16", "bfloat16"] = Field("float32", description="dtype of activations")
-    max_buffer: ByteSize = Field(ByteSize(1 << 30), gt=0, description="largest buffer in bytes, or like '512MiB'")
-    measure: int = Field(32, ge=0, description="examples in a client's distance correlation; 0 measures none")
 
 
 @register

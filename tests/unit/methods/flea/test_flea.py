@@ -20,18 +20,9 @@ from torch import Tensor, nn
 from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.mixup import EndlessOrder, mix, one_hot, soft_cross_entropy
 from fedrpc.methods.fedavg import Global, Update
-from fedrpc.methods.flea import (
-    EXTRACT,
-    FIT,
-    ChosenExamples,
-    Contribution,
-    Correlation,
-    Features,
-    Flea,
-    Objective,
-    Start,
-    kl_divergence,
-)
+from fedrpc.methods.flea.messages import EXTRACT, FIT, ChosenExamples, Contribution, Correlation, Features, Start
+from fedrpc.methods.flea.method import Flea
+from fedrpc.methods.flea.objective import Objective, kl_divergence
 from fedrpc.methods.phases import on
 from fedrpc.methods.runtime import ClientContext
 from fedrpc.metrics.exposure import exposure_matrix, list_movements

@@ -1,0 +1,1 @@
+"""FLea: one method, its two halves, its objective and its buffer."""
