@@ -17,7 +17,7 @@ from fedrpc.problem import Problem
 from fedrpc.wire import stored
 from tests.fakes import InMemoryFederation, mlp, problem_of, run_in_memory
 from tests.unit.methods import reference as ref
-from tests.unit.methods.test_fedzdac import without_data
+from tests.unit.methods.test_fedzdac import remove_data
 from tests.unit.wire.messages import same
 
 
@@ -98,7 +98,7 @@ def test_h_is_of_trainable_parameters_and_buffers_are_averaged():
 
 
 def test_a_client_without_examples_has_no_say_and_no_change():
-    with InMemoryFederation(without_data(problem_of("feddyn"), 2)) as federation:
+    with InMemoryFederation(remove_data(problem_of("feddyn"), 2)) as federation:
         poor = asyncio.run(federation.play(2))
         kept = Transaction(federation.clients.store(2)).get("gradient", Gradient)
     assert kept is not None

@@ -15,7 +15,7 @@ from fedrpc.problem import Problem
 from fedrpc.wire import stored
 from tests.fakes import mlp, problem_of, run_in_memory, tiny
 from tests.unit.methods import reference as ref
-from tests.unit.methods.test_fedzdac import without_data
+from tests.unit.methods.test_fedzdac import remove_data
 from tests.unit.wire.messages import same
 
 
@@ -102,7 +102,7 @@ def test_bytes_are_fedavgs_and_a_scalar():
 
 
 def test_a_client_without_examples_has_no_say():
-    poor = run_in_memory(without_data(problem_of("fednova"), 2), 2)
+    poor = run_in_memory(remove_data(problem_of("fednova"), 2), 2)
     gone = run_in_memory(problem_of("fednova"), 2, absent=lambda i, p, s, client: client == 2)
     assert same(poor.state, gone.state)
 

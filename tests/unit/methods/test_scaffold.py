@@ -20,7 +20,7 @@ from fedrpc.problem import Problem
 from fedrpc.wire import stored
 from tests.fakes import InMemoryFederation, mlp, problem_of, run_in_memory
 from tests.unit.methods import reference as ref
-from tests.unit.methods.test_fedzdac import Uniform, without_data
+from tests.unit.methods.test_fedzdac import Uniform, remove_data
 from tests.unit.wire.messages import same
 
 
@@ -169,7 +169,7 @@ def test_training_that_diverged_leaves_no_trace_in_the_store(kept):
 
 
 def test_a_client_without_examples_has_no_say_and_no_change():
-    with InMemoryFederation(without_data(problem_of("scaffold"), 2)) as federation:
+    with InMemoryFederation(remove_data(problem_of("scaffold"), 2)) as federation:
         poor = asyncio.run(federation.play(2))
         kept = Transaction(federation.clients.store(2)).get("control", Control)
     assert kept is None or not any(value.any() for value in kept.value.values())
@@ -247,7 +247,7 @@ def test_a_step_depends_on_the_difference_of_variates():
             ctx.store.put("control", Control(msg.control))
             return super().fit(ctx, msg)
 
-    start = {name: torch.full_like(p, 0.3) for name, p in problem_of("fedavg").network().named_parameters()}
+    start = {name: torch.full_like(p, 0.3) for name, p in problem_of("fedavg").copy_network().named_parameters()}
     problem = problem_of(Agreeing)
     with InMemoryFederation(problem) as federation:
         weights = federation.init().weights

@@ -100,7 +100,7 @@ def test_a_network_without_batchnorm_is_refused(make_run: MakeRun, monkeypatch: 
     plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
     monkeypatch.setattr(Problem, "copy_network", lambda _: plain)
     save_file(models.read_tensors(plain), folder / "model.safetensors")
-    with pytest.raises(ConfigError, match="fedrpc synthetic makes data from the statistics"):
+    with pytest.raises(ConfigError, match="fedrpc synthetic synthesises data from the statistics"):
         shown(folder)
 
 

@@ -20,7 +20,7 @@ from fedrpc.methods.blocks.vae import (
     reconstruction_loss,
     sample_latents,
 )
-from fedrpc.models.dpms import Dpms, Vae, vae_parts
+from fedrpc.models.dpms import Dpms, Vae
 from fedrpc.training.dpsgd import prepare_network
 from tests.fakes import problem_of
 
@@ -87,7 +87,7 @@ def test_data_without_a_range_is_refused():
 
 
 def test_decoders_start_the_same_everywhere():
-    env = problem_of("fedavg", build=lambda: vae_parts((1, 28, 28), 10, latent=6)).env
+    env = problem_of("fedavg", build=lambda: Vae(Dpms((1, 28, 28), 10, latent=6))).env
     first, second = build_decoder(env, "x"), build_decoder(env, "x")
     assert first(torch.zeros(1, 6)).shape == (1, 1, 28, 28)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
