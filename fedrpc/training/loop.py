@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedrpc.config import TrainConfig
 from fedrpc.data.examples import Examples
 from fedrpc.privacy.mechanisms import Mechanism
 from fedrpc.training.losses import Loss
+
+_BLOCK_BYTES = 8 << 20  # of examples that are gathered at a time
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,22 @@ def slice_batches(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
         yield order[start : starts[number + 1]] if number + 1 < len(starts) else order[start:]
 
 
+def load_batches(
+    data: Examples, order: np.ndarray, batch_size: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Loads the batches of an epoch onto a device, many at a time, since every gathering call has a cost."""
+    batches, first, at_a_time = list(slice_batches(order, batch_size)), 0, 1
+    while first < len(batches):
+        block = batches[first : first + at_a_time]
+        x, y = (values.to(device) for values in data.batch(np.concatenate(block)))
+        first += len(block)
+        at_a_time = max(1, len(block) * _BLOCK_BYTES // max(1, x.nbytes))
+        start = 0
+        for index in block:
+            yield x[start : start + len(index)], y[start : start + len(index)]
+            start += len(index)
+
+
 def train(
     model: nn.Module,
     loss: Loss,
@@ -82,17 +100,20 @@ def train(
     optimizer = build_optimizer(config, model, lr)
     losses, steps = [], 0
     for _ in range(config.epochs if epochs is None else epochs):
-        total = 0.0
-        for index in slice_batches(order.permutation(len(data))[:size], config.batch_size):
+        values: list[Tensor] = []
+        sizes: list[int] = []
+        for x, y in load_batches(data, order.permutation(len(data))[:size], config.batch_size, device):
             check()
-            x, y = data.batch(index)
             optimizer.zero_grad(set_to_none=True)
-            value = loss(model, x.to(device), y.to(device))
+            value = loss(model, x, y)
             value.backward()  # type: ignore[no-untyped-call]
             if on_grad is not None:
                 on_grad(model)
             optimizer.step()
-            total += float(value.detach()) * len(index)
-            steps += 1
-        losses.append(total / size if size else 0.0)
+            values.append(value.detach())
+            sizes.append(len(y))
+        # Read once an epoch: reading a value of a device waits for all work before it.
+        means = torch.stack(values).tolist() if values else []
+        losses.append(sum(mean * count for mean, count in zip(means, sizes, strict=True)) / size if size else 0.0)
+        steps += len(values)
     return TrainReport(size, steps, tuple(losses))
