@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+import typing
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -138,12 +139,22 @@ def build(values: Mapping[str, Any]) -> RunConfig:
     """Checks values and makes a RunConfig of them; raises ConfigError with one clear line."""
     from fedrpc.methods import METHODS  # here, since a method's module imports torch
 
-    config: RunConfig = _validate(RunConfig, values, "option")
+    config: RunConfig = _name_server_optimizer(_validate(RunConfig, values, "option"))
     cls = METHODS[config.method]
     params = _validate(cls.Params, config.params, f"parameter of {config.method}", "params.")
     # With all defaults written out, so that a default and the same value given explicitly are the same run.
     complete = {"params": params.model_dump(mode="json"), "aggregation": _complete_aggregation(config)}
     return config.model_copy(update=complete)
+
+
+def _name_server_optimizer(config: RunConfig) -> RunConfig:
+    """The same run in one spelling: a server optimizer that ends the list of aggregators is `server_optimizer`."""
+    known = typing.get_args(RunConfig.model_fields["server_optimizer"].annotation)
+    if config.server_optimizer != "none" or config.aggregators[-1:] == () or config.aggregators[-1] not in known:
+        return config
+    return config.model_copy(
+        update={"aggregators": config.aggregators[:-1], "server_optimizer": config.aggregators[-1]}
+    )
 
 
 def _complete_aggregation(config: RunConfig) -> dict[str, dict[str, Any]]:
@@ -181,7 +192,7 @@ def default_run_dir(config: RunConfig) -> Path:
     return Path("runs") / f"{config.method}-{config.dataset}-{config.hash[:8]}"
 
 
-def params_of(config: RunConfig) -> Any:
+def parse_params(config: RunConfig) -> Any:
     """The method's own parameters, typed."""
     from fedrpc.methods import METHODS
 

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from fedrpc import models
-from fedrpc.aggregation.aggregator import AGGREGATORS, Aggregator, combining_layer
-from fedrpc.config import RunConfig, params_of
+from fedrpc.aggregation.aggregator import AGGREGATORS, Aggregator, find_combining_layer
+from fedrpc.config import RunConfig, parse_params
 from fedrpc.data.datasets import DataSet, Split, load
 from fedrpc.data.examples import ClientData, Examples
 from fedrpc.data.partition import Partition, make_partition, split_train_test, subsample
@@ -53,7 +53,7 @@ class Problem:
         if missing := [name for name in ("init", "round", "model", "cost") if not cls.overrides(name)]:
             raise ConfigError(f"method '{config.method}' is incomplete: {cls.__name__} lacks {', '.join(missing)}")
         self.method: Method[Any, Any] = cls()
-        self.params = params_of(config)
+        self.params = parse_params(config)
         if config.privacy.dp_sgd and not (stance := cls.dp_sgd_stance()).is_allowed:
             raise ConfigError(
                 f"{config.method} refuses DP-SGD: {stance.reason}; leave --dp-sgd out or choose another --method"
@@ -93,11 +93,15 @@ class Problem:
                     f"{config.method} needs each client's update ({method.needs_each_update}), which '{name}' hides "
                     f"({cls.hides_updates}); choose another --method or aggregator"
                 )
+            if config.privacy.dp_sgd and cls.releases_updates:
+                raise ConfigError(f"aggregator '{name}' releases updates itself, as does DP-SGD; leave one of them out")
+            if cls.name != name:
+                raise ConfigError(f"aggregator '{name}' calls itself '{cls.name}': register it under its own name")
             layer = cls(cls.Params(**config.aggregation.get(name, {})))
-            layer.check(self.env)
+            layer.check(self.env, self.method)
             layers.append(layer)
         try:
-            combining_layer(layers, {layer.name: layer.init(self.env) for layer in layers})
+            find_combining_layer(layers)
         except ValueError as error:
             raise ConfigError(f"aggregators: {error}") from None
         phases = Counter(phase for half in (self.method, *layers) for phase in half.phases)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import threading
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
@@ -26,7 +27,8 @@ class Registry(Generic[T]):
         self.what, self.group, self._builtin = what, f"fedrpc.{plural}", builtin
         self._items: dict[str, T] = {}
         self._broken: dict[str, str] = {}  # why an entry point could not be loaded, by name
-        self._is_loaded = False
+        self._is_loaded = self._is_loading = False
+        self._lock = threading.RLock()  # others wait for the thread that loads, which may itself look names up
 
     def register(self, name: str) -> Callable[[T], T]:
         """A decorator that registers what it decorates under `name`."""
@@ -60,12 +62,25 @@ class Registry(Generic[T]):
     def _load(self) -> None:
         if self._is_loaded:
             return
-        self._is_loaded = True
+        with self._lock:
+            if self._is_loaded or self._is_loading:
+                return
+            self._is_loading = True
+            try:
+                self._load_builtins()
+                self._load_entry_points()
+                self._is_loaded = True
+            finally:
+                self._is_loading = False
+
+    def _load_builtins(self) -> None:
+        """Imports the built-in package; only now, since its modules import this registry's module, and each other."""
         if self._builtin:
-            # Only now: its modules import this registry's module, and each other.
             package = importlib.import_module(self._builtin)
             for module in pkgutil.walk_packages(package.__path__, f"{self._builtin}."):
                 importlib.import_module(module.name)
+
+    def _load_entry_points(self) -> None:
         for point in entry_points(group=self.group):
             if point.name in self._items:
                 continue

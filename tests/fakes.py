@@ -37,7 +37,7 @@ from fedrpc.problem import Problem
 from fedrpc.seeds import derive
 from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Question, Task
 from fedrpc.server.roster import Roster, Session
-from fedrpc.server.rounds import ServerContext, ServerRound, task_id
+from fedrpc.server.rounds import ServerContext, ServerRound, make_task_id
 from fedrpc.server.selection import select_cohort
 from fedrpc.server.spool import Spool
 from fedrpc.server.summary import build_shapes, collect_reported, hash_model, list_reported, predict_cost
@@ -485,6 +485,6 @@ class PollingClients:
 
 def task_of(client: ClientId, message: Any, *, round_index: int = 0, phase: str = "fit", step: int = 0) -> Task:
     """A task of its own, as `ask` makes it."""
-    name = task_id(RUN_ID, round_index, phase, step, client)
+    name = make_task_id(RUN_ID, round_index, phase, step, client)
     outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     return Task(name, client, 0, round_index, phase, step, Question(message, shared=False), outcome)

@@ -174,7 +174,7 @@ class ToyLoyal(Method[Loyal]):
         for client in rnd.cohort:
             if client in last:
                 mean.add(last[client], 1)
-        return Loyal(mean.value, last, missed)
+        return Loyal(mean.combine(), last, missed)
 
     @on(FIT)
     def fit(self, ctx: ClientContext, msg: Global) -> Update:

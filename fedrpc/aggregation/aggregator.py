@@ -6,6 +6,7 @@ configuration lists the layers, in the order in which they act on an update. REA
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -13,13 +14,14 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from typing_extensions import TypeVar as TypeVarWithDefault
 
 from fedrpc.methods.cost import Cost, Shapes
-from fedrpc.methods.phases import Answering, ClientId, Params
+from fedrpc.methods.phases import Answering, ClientId, Params, Phase
 from fedrpc.methods.runtime import ClientContext, Env, Round
 from fedrpc.registry import Registry
 from fedrpc.wire.message import Tensors
 
 State = TypeVar("State")
 P = TypeVarWithDefault("P", bound=Params, default=Params)
+A = TypeVar("A", bound="type[Aggregator[Any, Any]]")
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Update:
 class Combiner(Protocol):
     """Makes one of many updates of one field."""
 
-    def add(self, client: ClientId, tensors: Tensors, weight: float) -> None:
+    def add(self, tensors: Tensors, weight: float, client: ClientId) -> None:
         """Adds one client's update; its tensors lie in a mapped file, so clone what is kept."""
         ...
 
@@ -64,28 +66,35 @@ class Aggregator(Answering, Generic[State, P]):
     name: ClassVar[str]
     # Why the server does not see single updates under this layer; methods that need them are then refused.
     hides_updates: ClassVar[str] = ""
+    combines: ClassVar[bool] = False  # whether it has a combiner
+    releases_updates: ClassVar[bool] = False  # whether `transform` releases updates itself; refused with DP-SGD
 
     def __init__(self, params: P) -> None:
         self.params = params
 
-    def check(self, env: Env) -> None:
-        """Raises ConfigError when the layer cannot work with this run."""
+    def check(self, env: Env, method: Answering) -> None:
+        """Raises ConfigError when the layer cannot work with this run or method."""
 
     def init(self, env: Env) -> State | None:
-        """The server's state before the first round."""
+        """The server's state before the first round; None for a layer without state, and then it stays None."""
         return None
 
-    async def prepare(self, state: State, rnd: Round) -> State:
-        """Before the cohort is asked for updates: for phases of the layer's own, such as an exchange of keys."""
+    async def prepare(self, state: State, rnd: Round, phase: Phase[Any, Any], clients: Sequence[ClientId]) -> State:
+        """Before clients are asked for updates: for phases of the layer's own, such as an exchange of keys.
+
+        Args:
+            phase: The question that comes next.
+            clients: Who will be asked.
+        """
         return state
 
     def transform(self, ctx: ClientContext, update: Update) -> Tensors:
         """On the client, before an update leaves: clip, mask, add noise (and `ctx.release` it)."""
         return update.tensors
 
-    def combiner(self, state: State) -> Combiner | None:
-        """A fresh combiner for one field, or None for a layer that leaves combining to another."""
-        return None
+    def make_combiner(self, state: State) -> Combiner:
+        """A fresh combiner for one field; only for a layer that `combines`."""
+        raise NotImplementedError
 
     async def finish(
         self, state: State, rnd: Round, aggregates: Mapping[str, Tensors], sent: Mapping[str, Tensors]
@@ -105,9 +114,17 @@ class Aggregator(Answering, Generic[State, P]):
 AGGREGATORS: Registry[type[Aggregator[Any, Any]]] = Registry("aggregator", "aggregators", builtin="fedrpc.aggregation")
 
 
-def combining_layer(layers: Sequence[Aggregator[Any, Any]], states: Mapping[str, Any]) -> Aggregator[Any, Any]:
-    """The one layer that combines updates; raises ValueError when there is none, or more than one."""
-    able = [layer for layer in layers if layer.combiner(states.get(layer.name)) is not None]
+def register_aggregator(cls: A) -> A:
+    """Registers an aggregator under its name."""
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", cls.name):
+        raise TypeError(f"an aggregator's name has lower-case letters, digits and '-', got '{cls.name}'")
+    AGGREGATORS.register(cls.name)(cls)
+    return cls
+
+
+def find_combining_layer(layers: Sequence[Aggregator[Any, Any]]) -> Aggregator[Any, Any]:
+    """Finds the one layer that combines updates; raises ValueError when there is none, or more than one."""
+    able = [layer for layer in layers if layer.combines]
     if len(able) != 1:
         names = ", ".join(layer.name for layer in able) or "none"
         raise ValueError(f"expected one aggregator that combines updates, such as 'mean', got {names}")

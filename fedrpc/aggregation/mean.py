@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedrpc.aggregation.aggregator import AGGREGATORS, Aggregator
+from fedrpc.aggregation.aggregator import Aggregator, register_aggregator
 from fedrpc.errors import QuorumError
 from fedrpc.methods.phases import ClientId
 from fedrpc.wire.message import Tensors
@@ -28,10 +27,16 @@ class WeightedMean:
         self._dtypes: dict[str, torch.dtype] = {}
         self._total = 0.0
 
-    def add(self, tensors: Tensors, weight: float) -> None:
-        """Adds one model; one without a positive weight (a client without examples) is left out."""
+    def add(self, tensors: Tensors, weight: float, client: ClientId | None = None) -> None:
+        """Adds one model; one without a positive weight (a client without examples) is left out.
+
+        Raises:
+            ValueError: It has other names or shapes than the models before.
+        """
         if not 0 < weight < math.inf:
             return
+        if self._sums and (other := _find_difference(self._sums, tensors)):
+            raise ValueError(f"the models of a mean must have the same tensors: '{other}' differs")
         for name, tensor in tensors.items():
             self._add(name, tensor, weight)
         self._total += weight
@@ -55,8 +60,7 @@ class WeightedMean:
         """The sum of weights so far; 0 while there is nothing to average."""
         return self._total
 
-    @property
-    def value(self) -> Tensors:
+    def combine(self) -> Tensors:
         """The mean, in the dtypes of the models that were added."""
         if not self._total:
             raise QuorumError("no client that answered had any training data, so there is nothing to average")
@@ -66,27 +70,21 @@ class WeightedMean:
         }
 
 
-class _MeanOfUpdates:
-    """`WeightedMean` as a combiner."""
-
-    def __init__(self) -> None:
-        self._mean = WeightedMean()
-
-    def add(self, client: ClientId, tensors: Tensors, weight: float) -> None:
-        """Adds one client's update."""
-        self._mean.add(tensors, weight)
-
-    def combine(self) -> Tensors:
-        """The mean."""
-        return self._mean.value
+def _find_difference(one: Tensors, other: Tensors) -> str | None:
+    """A name that only one has, or under which shapes differ."""
+    for name in [*one, *other]:
+        if name not in one or name not in other or one[name].shape != other[name].shape:
+            return name
+    return None
 
 
-@AGGREGATORS.register("mean")
+@register_aggregator
 class Mean(Aggregator[None]):
     """The weighted mean, as in FedAvg."""
 
     name = "mean"
+    combines = True
 
-    def combiner(self, state: Any) -> _MeanOfUpdates:
+    def make_combiner(self, state: None) -> WeightedMean:
         """A fresh mean."""
-        return _MeanOfUpdates()
+        return WeightedMean()

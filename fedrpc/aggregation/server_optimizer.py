@@ -17,11 +17,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedrpc.aggregation.aggregator import AGGREGATORS, Aggregator, P
-from fedrpc.methods.phases import Params
+from fedrpc.aggregation.aggregator import Aggregator, P, register_aggregator
+from fedrpc.errors import ConfigError
+from fedrpc.methods.phases import Answering, Params
 from fedrpc.methods.runtime import Env, Round
 from fedrpc.wire.kinds import Kind
-from fedrpc.wire.message import Tensors, part
+from fedrpc.wire.message import Tensors, averaged_fields, part
 
 FIELD = "weights"  # the answers' field with the run's network in it
 
@@ -53,6 +54,14 @@ class AdaptiveParams(Params):
 class ServerOptimizer(Aggregator[Moments, P]):
     """What the four optimizers share: a step for each parameter of the run's network."""
 
+    def check(self, env: Env, method: Answering) -> None:
+        """Refuses methods that do not average the run's network under the name that it is looked for."""
+        if not any(FIELD in phase.same and FIELD in averaged_fields(phase.up) for phase, _ in method.phases.values()):
+            raise ConfigError(
+                f"server optimizer '{self.name}' needs a phase that sends and averages '{FIELD}', which this method "
+                "does not have; leave --server-optimizer out"
+            )
+
     def init(self, env: Env) -> Moments:
         """No moments yet."""
         return Moments({}, {})
@@ -61,14 +70,16 @@ class ServerOptimizer(Aggregator[Moments, P]):
         self, state: Moments, rnd: Round, aggregates: Mapping[str, Tensors], sent: Mapping[str, Tensors]
     ) -> tuple[Mapping[str, Tensors], Moments]:
         """Takes one step from the model that was sent, along the mean update."""
-        if FIELD not in aggregates or FIELD not in sent:
-            return aggregates, state
+        if FIELD not in aggregates:
+            return aggregates, state  # a phase that averages something else
+        if FIELD not in sent:
+            raise TypeError(f"a server optimizer needs one model that all clients started from, in the field '{FIELD}'")
         weights, state = await rnd.compute(self._step, state, sent[FIELD], aggregates[FIELD], rnd)
         return {**aggregates, FIELD: weights}, state
 
     def _step(self, state: Moments, start: Tensors, mean: Tensors, rnd: Round) -> tuple[Tensors, Moments]:
         weights, first, second = dict(mean), dict(state.first), dict(state.second)
-        for name, parameter in rnd.model().named_parameters():
+        for name, parameter in rnd.model().named_parameters(remove_duplicate=False):
             if not parameter.requires_grad or name not in mean:
                 continue
             x = start[name].double()
@@ -77,9 +88,10 @@ class ServerOptimizer(Aggregator[Moments, P]):
             v = second[name].double() if name in second else None
             step, m, v = self.step(delta, m, v)
             weights[name] = (x + step).to(mean[name].dtype)
-            first[name] = m.to(mean[name].dtype)
+            dtype = torch.promote_types(mean[name].dtype, torch.float32)  # small steps would be lost in less
+            first[name] = m.to(dtype)
             if v is not None:
-                second[name] = v.to(mean[name].dtype)
+                second[name] = v.to(dtype)
         return weights, Moments(first, second)
 
     def step(self, delta: Tensor, m: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -93,7 +105,7 @@ class ServerOptimizer(Aggregator[Moments, P]):
         raise NotImplementedError
 
 
-@AGGREGATORS.register("sgdm")
+@register_aggregator
 class Sgdm(ServerOptimizer[MomentumParams]):
     """FedAvgM (Hsu et al., 2019): momentum on the mean update; with momentum 0 and lr 1 it is FedAvg."""
 
@@ -120,7 +132,7 @@ class Adaptive(ServerOptimizer[AdaptiveParams]):
         raise NotImplementedError
 
 
-@AGGREGATORS.register("adagrad")
+@register_aggregator
 class Adagrad(Adaptive):
     """FedAdagrad."""
 
@@ -131,7 +143,7 @@ class Adagrad(Adaptive):
         return v + square
 
 
-@AGGREGATORS.register("yogi")
+@register_aggregator
 class Yogi(Adaptive):
     """FedYogi."""
 
@@ -142,7 +154,7 @@ class Yogi(Adaptive):
         return v - (1 - self.params.beta2) * square * torch.sign(v - square)
 
 
-@AGGREGATORS.register("adam")
+@register_aggregator
 class Adam(Adaptive):
     """FedAdam."""
 

@@ -77,6 +77,7 @@ class AnswerContext:
         self._problem, self._stop, self._spent = problem, stop, spent
         # Noise is derived from these, so that another question, or the same one after a rollback, gets other noise.
         self._question, self._num_released = question.digest.hex(), num_released
+        self._scope = ""  # before the purposes of random streams
         self._mechanisms: dict[str, Mechanism] = {}  # by part
         self._trainings = Trainings()
 
@@ -85,10 +86,11 @@ class AnswerContext:
         return self._problem.config.privacy
 
     def for_layer(self, name: str) -> AnswerContext:
-        """The same answer's context for an aggregator: its store and cache are its own."""
+        """The same answer's context for an aggregator: its store, cache and random streams are its own."""
         mine = copy.copy(self)
-        mine.store = ScopedStore(self.store, f"aggregation/{name}/")
-        mine.cache = self.cache.setdefault(f"aggregation/{name}", {})
+        mine._scope = f"aggregation/{name}/"
+        mine.store = ScopedStore(self.store, mine._scope)
+        mine.cache = self.cache.setdefault(mine._scope, {})
         return mine
 
     def model(self) -> nn.Module:
@@ -97,7 +99,7 @@ class AnswerContext:
 
     def rng(self, purpose: str) -> np.random.Generator:
         """The stream for a purpose, this client and this round."""
-        return derive(self._problem.config.seed, purpose, self.client, self.round, self.step)
+        return derive(self._problem.config.seed, self._scope + purpose, self.client, self.round, self.step)
 
     def learning_rate(self) -> float:
         """The rate of this round, after decay."""
@@ -178,7 +180,7 @@ class AnswerContext:
 
     def noise(self, purpose: str) -> torch.Generator:
         """A generator of noise for privacy; two questions never share noise, since their difference would be exact."""
-        return self._stream(purpose, torch.device("cpu"))
+        return self._stream(self._scope + purpose, torch.device("cpu"))
 
     def _stream(self, purpose: str, device: torch.device) -> torch.Generator:
         if self._privacy.noise == "secret":

@@ -98,11 +98,11 @@ def run_pod(options: ClientOptions, clients_per_pod: int, num_clients: int | Non
         options: As for one client, with the pod's number as its id.
     """
     log.set_up(log_level, role="pod", pod=options.client_id)
-    clients = clients_of_pod(options.client_id, clients_per_pod, num_clients)
+    clients = list_clients_of_pod(options.client_id, clients_per_pod, num_clients)
     Pod([replace(options, client_id=client) for client in clients], log_level).run()
 
 
-def clients_of_pod(pod: int, clients_per_pod: int, num_clients: int | None) -> range:
+def list_clients_of_pod(pod: int, clients_per_pod: int, num_clients: int | None) -> range:
     """The ids of a pod's clients: consecutive ones, and fewer in the last pod."""
     if num_clients is None:
         raise ConfigError(

@@ -66,7 +66,9 @@ class FedDyn(Method[State, FedDynParams]):
 
     def init(self, env: Env[FedDynParams]) -> State:
         """The configured network's initial weights, and an h of 0."""
-        learned = {name: p.detach() for name, p in env.model().named_parameters() if p.requires_grad}
+        learned = {
+            name: p.detach() for name, p in env.model().named_parameters(remove_duplicate=False) if p.requires_grad
+        }
         return State(read_tensors(env.model()), {name: torch.zeros_like(tensor) for name, tensor in learned.items()})
 
     async def round(self, state: State, rnd: Round[FedDynParams]) -> State:
@@ -85,7 +87,9 @@ class FedDyn(Method[State, FedDynParams]):
         model, alpha = ctx.model(), ctx.params.alpha
         load(model, msg.weights)
         kept, received = ctx.store.get("gradient", Gradient), msg.weights
-        learned = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        learned = [
+            name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad
+        ]
         h = kept.h if kept else {name: torch.zeros_like(received[name]) for name in learned}
         # - h + alpha (theta - received) is a pull towards received + h / alpha.
         anchor = {name: (received[name] + h[name] / alpha).to(ctx.device) for name in learned}

@@ -44,7 +44,7 @@ def _check(question: Global, answer: NormalisedUpdate) -> None:
 FIT = Phase("fit", Global, NormalisedUpdate, same=("weights",), check=_check)
 
 
-def effective_steps(num_steps: int, momentum: float) -> float:
+def count_effective_steps(num_steps: int, momentum: float) -> float:
     """The sum of the coefficients of all gradients in the local change: (1 - rho^k) / (1 - rho) for k = 1, 2, ..."""
     return (num_steps - momentum * (1 - momentum**num_steps) / (1 - momentum)) / (1 - momentum)
 
@@ -76,7 +76,7 @@ class FedNova(FedAvg[Params]):
         answers = fit.answers.values()
         steps = sum(a.num_examples * a.effective_steps for a in answers) / sum(a.num_examples for a in answers)
         rnd.record(effective_steps=steps)
-        learned, x = {name for name, _ in rnd.model().named_parameters()}, state.weights
+        learned, x = {name for name, _ in rnd.model().named_parameters(remove_duplicate=False)}, state.weights
         return Global({n: x[n].lerp(mean, steps) if n in learned else mean for n, mean in fit.weights.items()})
 
     @on(FIT)
@@ -85,7 +85,7 @@ class FedNova(FedAvg[Params]):
         model = ctx.model()
         load(model, msg.weights)
         report = ctx.train(model, cross_entropy)
-        steps = effective_steps(report.num_steps, ctx.env.train.momentum)
+        steps = count_effective_steps(report.num_steps, ctx.env.train.momentum)
         with torch.no_grad():
             for name, y in model.named_parameters():
                 x = msg.weights[name].to(y.device)

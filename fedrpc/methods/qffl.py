@@ -95,7 +95,7 @@ class FairStep:
         moved: dict[str, Tensor] = {
             name: (value - self._delta[name] / self._h).to(self._dtypes[name]) for name, value in self._start.items()
         }
-        both = moved | dict(self._buffers.value)
+        both = moved | dict(self._buffers.combine())
         return {name: both[name] for name in self._names}
 
 

@@ -86,7 +86,9 @@ class Scaffold(Method[Start, ScaffoldParams]):
 
     def init(self, env: Env[ScaffoldParams]) -> Start:
         """The configured network's initial weights, and a variate of 0."""
-        learned = {name: p.detach() for name, p in env.model().named_parameters() if p.requires_grad}
+        learned = {
+            name: p.detach() for name, p in env.model().named_parameters(remove_duplicate=False) if p.requires_grad
+        }
         return Start(read_tensors(env.model()), {name: torch.zeros_like(tensor) for name, tensor in learned.items()})
 
     async def round(self, state: Start, rnd: Round[ScaffoldParams]) -> Start:
@@ -118,7 +120,7 @@ class Scaffold(Method[Start, ScaffoldParams]):
         if not report.num_steps:
             new = own
         elif ctx.params.option == "I":
-            new = full_gradient(ctx, msg)
+            new = compute_full_gradient(ctx, msg)
         else:
             y, scale = update["weights"], 1 / (report.num_steps * ctx.learning_rate())
             new = {name: own[name] - c[name] + (x[name] - y[name]) * scale for name in c}
@@ -136,7 +138,7 @@ class Scaffold(Method[Start, ScaffoldParams]):
         return cost.add("down", Kind.CONTROL_VARIATES, size).add("up", Kind.CONTROL_VARIATES, size)
 
 
-def full_gradient(ctx: ClientContext[ScaffoldParams], msg: Start) -> Tensors:
+def compute_full_gradient(ctx: ClientContext[ScaffoldParams], msg: Start) -> Tensors:
     """The gradient of the client's whole loss at the received model."""
     model, data = ctx.model().eval(), ctx.data.train
     load(model, msg.weights)
@@ -145,7 +147,7 @@ def full_gradient(ctx: ClientContext[ScaffoldParams], msg: Start) -> Tensors:
         loss = cross_entropy(model, x.to(ctx.device), y.to(ctx.device)) * (len(y) / len(data))
         loss.backward()  # type: ignore[no-untyped-call]
     gradients = {name: torch.zeros_like(control) for name, control in msg.control.items()}
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.grad is not None:
             gradients[name].copy_(parameter.grad + ctx.env.train.weight_decay * parameter.detach())
     return gradients

@@ -91,8 +91,11 @@ class Trainings:
     def add(self, guarantee: Guarantee) -> Trainings:
         """Adds a training's guarantee; returns itself, as the mechanism that covers the result."""
         before = self._guarantee
-        merged = guarantee if before is None else replace(guarantee, history=before.history + guarantee.history)
-        self._guarantee, self.count = merged, self.count + 1
+        if before is not None:
+            # What is not covered stays so, whatever was trained with noise beside it.
+            weakest = before if before.coverage == Coverage.NONE else guarantee
+            guarantee = replace(weakest, history=before.history + guarantee.history)
+        self._guarantee, self.count = guarantee, self.count + 1
         return self
 
     @property

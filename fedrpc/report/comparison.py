@@ -105,7 +105,7 @@ class Comparison:
             | {"clients_a_round": _cohort_size(first), "num_rounds": first.summary["num_rounds"]}
             | {"seed": first.summary["seed"]},
             "same": {
-                "partition_sha256": first.card["sha256"],
+                "partition_sha256": first.partition["sha256"],
                 "initial_model": f"follows from seed {first.summary['seed']} and model {first.summary['model']}",
                 "cohorts": _compare_cohorts(self.runs),
             },
@@ -170,10 +170,11 @@ def _check_alike(first: Run, other: Run) -> None:
                 f"its {name} is {two.get(name)!r}, that of {first.summary['method']} {one.get(name)!r}: not the same "
                 f"setting; remove {other.folder} and run the comparison again"
             )
-    if first.card["sha256"] != other.card["sha256"]:
+    if first.partition["sha256"] != other.partition["sha256"]:
         raise ConfigError(
-            f"its partition {other.card['sha256'][:16]} is not that of {first.summary['method']}, "
-            f"{first.card['sha256'][:16]}: was it run on other data? Remove {other.folder} and run the comparison again"
+            f"its partition {other.partition['sha256'][:16]} is not that of {first.summary['method']}, "
+            f"{first.partition['sha256'][:16]}: was it run on other data? Remove {other.folder} and "
+            "run the comparison again"
         )
 
 

@@ -234,9 +234,9 @@ def _tabulate_layers(part: Mapping[str, Any]) -> Table:
 
 
 def _collect_partition(run: Run) -> dict[str, Any]:
-    counts = run.card["n_kc"]
+    counts = run.partition["n_kc"]
     plots = [plots_partition.plot_counts(counts, run.classes), plots_partition.plot_shares(counts, run.classes)]
-    return {"about": " ".join(describe_partition(run.card)), "plots": plots}
+    return {"about": " ".join(describe_partition(run.partition)), "plots": plots}
 
 
 def _collect_privacy(run: Run) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def _list_identity(run: Run) -> list[tuple[str, str]]:
     return [
         ("run", summary["run_id"]),
         ("configuration", summary["config_hash"]),
-        ("partition", run.card["sha256"]),
+        ("partition", run.partition["sha256"]),
         ("model", summary["model_sha256"]),
     ]
 

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from fedrpc import log
-from fedrpc.aggregation.aggregator import combining_layer
+from fedrpc.aggregation.aggregator import Aggregator, Combiner, find_combining_layer
 from fedrpc.errors import Cancelled, FedrpcError, QuorumError, WireError
 from fedrpc.methods.phases import Check, ClientId, Down, Phase, Reply, Up
 from fedrpc.methods.runtime import Aggregate
@@ -69,7 +69,7 @@ class ServerContext:
         return await asyncio.get_running_loop().run_in_executor(self.io, function, *args)
 
 
-def task_id(run_id: str, round_index: int, phase: str, step: int, client: int) -> str:
+def make_task_id(run_id: str, round_index: int, phase: str, step: int, client: int) -> str:
     """Computes a task's id: the same question to the same client has the same id, also when the round is repeated."""
     return hashlib.sha256(f"{run_id}/{round_index}/{phase}/{step}/{client}".encode()).hexdigest()[:32]
 
@@ -106,6 +106,7 @@ class ServerRound:
         self.aggregation: dict[str, Any] = dict(aggregation or {})
         self.answered: set[ClientId] = set()  # who gave at least one answer
         self._server, self._quorum, self._attempts, self._save = server, quorum, attempts or {}, save
+        self._scope = ""  # before the purposes of random streams
         self._hung: dict[ClientId, str] = {}
         self._posted: list[Task] = []
         self._shown_at = 0.0
@@ -117,7 +118,7 @@ class ServerRound:
 
     def rng(self, purpose: str, step: int = 0) -> np.random.Generator:
         """The stream for a purpose in this round."""
-        return derive(self._server.problem.config.seed, purpose, "server", self.index, step)
+        return derive(self._server.problem.config.seed, self._scope + purpose, "server", self.index, step)
 
     def learning_rate(self) -> float:
         """The clients' rate of this round, after decay."""
@@ -173,26 +174,44 @@ class ServerRound:
         if each is not None:
             self._check_may_see_updates(phase)
         layers, fields, states = self._server.problem.aggregators, averaged_fields(phase.up), self.aggregation
+        asked = list(message) if isinstance(message, Mapping) else self.cohort
         for layer in layers:
-            states[layer.name] = await layer.prepare(states[layer.name], self)
-        combining = combining_layer(layers, states)
-        combiners: dict[str, Any] = {}
+            state = await layer.prepare(states[layer.name], self._for_layer(layer), phase, asked)
+            self._set_state(layer, state)
+        combining = find_combining_layer(layers)
+        combiners: dict[str, Combiner] = {}
         answers: dict[ClientId, Up] = {}
-        async for reply in self._ask(phase, message, check=check):
+        async for reply in self._ask(phase, message, check=_SameLayouts(fields, check)):
             for name, weigh in fields.items():
                 if (tensors := getattr(reply.body, name)) is not None:
                     if name not in combiners:
-                        combiners[name] = combining.combiner(states[combining.name])
-                    await self.compute(combiners[name].add, reply.client, tensors, weigh(reply.body))
+                        combiners[name] = combining.make_combiner(states[combining.name])
+                    await self.compute(combiners[name].add, tensors, weigh(reply.body), reply.client)
             if each is not None:
                 await each(reply)
-            answers[reply.client] = _without(reply.body, fields)
+            answers[reply.client] = _drop_fields(reply.body, fields)
         aggregates: Mapping[str, Tensors] = {n: await self.compute(c.combine) for n, c in combiners.items()}
         if answers:
-            sent = _sent_to_all(phase, message)
+            sent = _find_common_fields(phase, message)
             for layer in layers:
-                aggregates, states[layer.name] = await layer.finish(states[layer.name], self, aggregates, sent)
+                rnd = self._for_layer(layer)
+                aggregates, state = await layer.finish(states[layer.name], rnd, aggregates, sent)
+                self._set_state(layer, state)
         return Aggregate(answers, aggregates)
+
+    def _for_layer(self, layer: Aggregator[Any, Any]) -> ServerRound:
+        """This round for an aggregator: with random streams of its own, and its answers are no participation."""
+        mine = copy.copy(self)
+        mine._scope, mine.answered = f"aggregation/{layer.name}/", set()
+        return mine
+
+    def _set_state(self, layer: Aggregator[Any, Any], state: Any) -> None:
+        before = self.aggregation[layer.name]
+        if type(state) is not type(before):
+            raise TypeError(
+                f"the state of aggregator '{layer.name}' was {type(before).__name__}, got {type(state).__name__}"
+            )
+        self.aggregation[layer.name] = state
 
     def ask(
         self,
@@ -262,7 +281,7 @@ class ServerRound:
             await server.off_loop(next(iter(questions.values())).prepare)
         tasks = []
         for client in [c for c in self.cohort if c in asked] + [c for c in asked if c not in self.cohort]:
-            name = task_id(server.run_id, self.index, phase.name, step, client)
+            name = make_task_id(server.run_id, self.index, phase.name, step, client)
             question = questions[id(asked[client])]
             outcome: asyncio.Future[Spooled | Missing] = asyncio.get_running_loop().create_future()
             epoch = server.mailbox.durable
@@ -275,7 +294,7 @@ class ServerRound:
                 outcome.set_result(Missing(self._hung[client], hung=True))
             attempt = self._attempts.get((phase.name, client), 0)
             tasks.append(Task(name, client, epoch, self.index, phase.name, step, question, outcome, attempt=attempt))
-        self._posted = [task for task in self._posted if not task.done] + tasks
+        self._posted[:] = [task for task in self._posted if not task.done] + tasks
         return tasks
 
     async def _read_reply(
@@ -342,13 +361,38 @@ def _read(
     return body
 
 
-def _without(answer: Up, fields: Iterable[str]) -> Up:
+class _SameLayouts:
+    """Checks answers, and that their averaged fields have the names, shapes and dtypes of the first answer's."""
+
+    def __init__(self, fields: Iterable[str], check: Check[Any, Any] | None) -> None:
+        self._fields, self._check = tuple(fields), check
+        self._layouts: dict[str, Any] = {}
+
+    def __call__(self, question: Any, answer: Any) -> None:
+        """Raises ValueError when an answer cannot be averaged with the others."""
+        if self._check is not None:
+            self._check(question, answer)
+        for name in self._fields:
+            if (tensors := getattr(answer, name)) is None:
+                continue
+            layout = {path: (tensor.dtype, tuple(tensor.shape)) for path, tensor in tensors.items()}
+            if layout != self._layouts.setdefault(name, layout):
+                raise ValueError(f"'{name}' has other names, shapes or dtypes than the first answer's")
+
+
+def _are_equal(one: Tensors, other: Tensors) -> bool:
+    return one is other or (
+        isinstance(one, dict) and one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+    )
+
+
+def _drop_fields(answer: Up, fields: Iterable[str]) -> Up:
     """An answer without its averaged fields, copied out of the file that it was read from."""
     small: Up = dataclasses.replace(answer, **{name: {} for name in fields})  # type: ignore[type-var]
     return copy.deepcopy(small)
 
 
-def _sent_to_all(phase: Phase[Down, Any], message: Down | Mapping[ClientId, Down]) -> dict[str, Tensors]:
+def _find_common_fields(phase: Phase[Down, Any], message: Down | Mapping[ClientId, Down]) -> dict[str, Tensors]:
     """What all clients started from: the fields of the question that the answer has too, if all got the same."""
     messages = list(message.values()) if isinstance(message, Mapping) else [message]
     found = {}
@@ -356,7 +400,7 @@ def _sent_to_all(phase: Phase[Down, Any], message: Down | Mapping[ClientId, Down
         if name != asked:
             continue
         first = getattr(messages[0], name)
-        if isinstance(first, dict) and all(getattr(other, name) is first for other in messages):
+        if isinstance(first, dict) and all(_are_equal(getattr(other, name), first) for other in messages):
             found[name] = first
     return found
 

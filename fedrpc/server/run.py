@@ -32,6 +32,7 @@ from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.mailbox import Mailbox
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import Progress, ServerContext
+from fedrpc.server.selection import select_cohort
 from fedrpc.server.spool import Spool
 from fedrpc.tls.credentials import ServerTls
 from fedrpc.wire.ledger import LedgerFile
@@ -145,6 +146,7 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
 def _prepare(config: RunConfig, data_dir: Path | None) -> tuple[Problem, dict[str, Any]]:
     """Builds the learning problem, and the table that describes its partition."""
     problem = Problem(config, data_dir)
+    select_cohort(problem, 0)  # raises now when the selection does not exist or does not work
     table = summarize_partition(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
     return problem, table | {"classes": list(problem.dataset.classes)}
 

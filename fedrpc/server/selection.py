@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fedrpc.errors import ConfigError
 from fedrpc.methods.phases import ClientId
 from fedrpc.methods.runtime import Env
 from fedrpc.problem import Problem
@@ -20,8 +21,14 @@ SELECTIONS: Registry[Selection] = Registry("selection", "selections")
 
 def select_cohort(problem: Problem, round_index: int) -> list[ClientId]:
     """The cohort of a round, in ascending order: the same for every method with the same seed."""
-    select = SELECTIONS[problem.config.selection]
-    return sorted(select(derive(problem.config.seed, "cohort", round_index), round_index, problem.env))
+    name, num_clients = problem.config.selection, problem.config.clients
+    chosen = SELECTIONS[name](derive(problem.config.seed, "cohort", round_index), round_index, problem.env)
+    cohort = sorted({int(client) for client in chosen})
+    if not cohort or len(cohort) < len(chosen) or not 0 <= cohort[0] <= cohort[-1] < num_clients:
+        raise ConfigError(
+            f"selection '{name}' should choose distinct clients of 0 to {num_clients - 1}, got {list(chosen)[:10]}"
+        )
+    return cohort
 
 
 @SELECTIONS.register("uniform")

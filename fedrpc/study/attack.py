@@ -120,10 +120,11 @@ class PastRun:
         self.run: Run = read_run(request.folder)
         self.problem = Problem(settings.build(settings.read_toml(request.folder / "config.toml")), request.data_dir)
         self.config, self.method = self.problem.config, self.problem.method
-        if self.problem.partition.sha256 != self.run.card["sha256"]:
+        if self.problem.partition.sha256 != self.run.partition["sha256"]:
             raise ConfigError(
                 f"the partition of the data here is not that of the run in {request.folder}: expected SHA-256 "
-                f"{self.run.card['sha256'][:16]}, got {self.problem.partition.sha256[:16]}; give the run's --data-dir"
+                f"{self.run.partition['sha256'][:16]}, got {self.problem.partition.sha256[:16]}; "
+                "give the run's --data-dir"
             )
 
     @cached_property

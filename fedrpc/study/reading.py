@@ -70,14 +70,14 @@ class Run:
         config: config.toml as written, unchecked: the method may not be installed here.
         summary: summary.json.
         records: The lines of records.jsonl.
-        card: The partition card.
+        partition: The partition's summary, from partition.json.
     """
 
     folder: Path
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
     records: Sequence[Mapping[str, Any]]
-    card: Mapping[str, Any]
+    partition: Mapping[str, Any]
 
     @property
     def title(self) -> str:
@@ -141,9 +141,9 @@ class Run:
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes where the partition card has them, else their numbers."""
-        count = int(self.card["num_classes"])
-        names = self.card.get("classes") or range(count)
+        """Names of the classes where partition.json has them, else their numbers."""
+        count = int(self.partition["num_classes"])
+        names = self.partition.get("classes") or range(count)
         return [str(name) for name in names]
 
     @cached_property
@@ -177,7 +177,7 @@ def read_run(folder: Path) -> Run:
         config=_parse(folder / "config.toml", lambda path: tomllib.loads(path.read_text(encoding="utf-8"))),
         summary=_parse(folder / "summary.json", _read_json),
         records=_parse(folder / "records.jsonl", lambda path: list(records_file.read_records(path))),
-        card=_parse(folder / "partition.json", _read_json),
+        partition=_parse(folder / "partition.json", _read_json),
     )
     asked, played = run.config.get("rounds"), run.summary.get("num_rounds")
     if asked != played:  # it was started again for more rounds, and summary.json is older

@@ -59,10 +59,12 @@ def averaged_fields(cls: type[Any]) -> dict[str, Callable[[Any], float]]:
         return _AVERAGED[cls]
     hints, found = typing.get_type_hints(cls), {}
     for item in dataclasses.fields(cls):
-        weight = item.metadata.get("averaged_by")
+        weight, inner = item.metadata.get("averaged_by"), strip_optional(hints[item.name])[0]
+        if is_message(inner) and averaged_fields(inner):
+            raise TypeError(f"{cls.__name__}.{item.name}: a nested message cannot have averaged fields")
         if weight is None:
             continue
-        if strip_optional(hints[item.name])[0] != Tensors:
+        if inner != Tensors:
             raise TypeError(f"{cls.__name__}.{item.name} is averaged, so it must be of type Tensors")
         if isinstance(weight, str) and weight not in hints:
             raise TypeError(f"{cls.__name__}.{item.name} is averaged by '{weight}', which is no field of the message")

@@ -33,7 +33,7 @@ def records_of(run: Path) -> list[dict[str, Any]]:
 def own_figures(run: Path) -> dict[str, Any]:
     """What the method wants seen, from the records."""
     settings = config.build(config.read_toml(run / "config.toml"))
-    wanted = METHODS[settings.method]().reported(config.params_of(settings))
+    wanted = METHODS[settings.method]().reported(config.parse_params(settings))
     return {name: entry["value"] for name, entry in collect_reported(wanted, records_of(run)).items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,15 +14,18 @@ import torch
 from torch import Tensor
 
 from fedrpc.aggregation import AGGREGATORS
-from fedrpc.aggregation.aggregator import Aggregator, Update
+from fedrpc.aggregation.aggregator import Aggregator, Update, register_aggregator
 from fedrpc.aggregation.mean import WeightedMean
 from fedrpc.client.store import Transaction
 from fedrpc.errors import ConfigError
 from fedrpc.methods.cost import Cost, Shapes
+from fedrpc.methods.fedavg import FIT, FedAvg, Global
+from fedrpc.methods.fedavg import Update as FedAvgUpdate
 from fedrpc.methods.phases import ClientId, Params, Phase, on
 from fedrpc.methods.runtime import ClientContext, Env, Round
 from fedrpc.privacy.mechanisms import Gaussian
 from fedrpc.problem import Problem
+from fedrpc.server.selection import SELECTIONS, select_cohort
 from fedrpc.wire import stored
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
@@ -53,19 +56,20 @@ class SumOverCount:
     def __init__(self) -> None:
         self._mean = WeightedMean()
 
-    def add(self, client: ClientId, tensors: Tensors, weight: float) -> None:
+    def add(self, tensors: Tensors, weight: float, client: ClientId) -> None:
         self._mean.add(tensors, 1.0)
 
     def combine(self) -> Tensors:
-        return self._mean.value
+        return self._mean.combine()
 
 
 class Uniform(Aggregator[None]):
     """Every update counts alike."""
 
     name = "uniform"
+    combines = True
 
-    def combiner(self, state: Any) -> SumOverCount:
+    def make_combiner(self, state: Any) -> SumOverCount:
         return SumOverCount()
 
 
@@ -97,8 +101,8 @@ class Masked(Uniform):
     name = "masked"
     hides_updates = "the server sees sums alone"
 
-    async def prepare(self, state: Any, rnd: Round) -> Any:
-        keys = {reply.client: reply.body.key async for reply in rnd.ask(KEYS, Request())}
+    async def prepare(self, state: Any, rnd: Round, phase: Phase[Any, Any], clients: Sequence[ClientId]) -> Any:
+        keys = {reply.client: reply.body.key async for reply in rnd.ask(KEYS, dict.fromkeys(clients, Request()))}
         async for _ in rnd.ask(SHARES, dict.fromkeys(keys, Keys(keys))):
             pass
         return state
@@ -147,7 +151,7 @@ def test_what_leaves_the_client_is_what_the_aggregator_made_of_it():
         with InMemoryFederation(problem) as federation:
             rnd, state = federation.stage(0), federation.init()
             for layer in problem.aggregators:
-                await layer.prepare(None, rnd)
+                await layer.prepare(None, rnd, problem.method.phases["fit"][0], rnd.cohort)
             answers = rnd._ask(problem.method.phases["fit"][0], state)
             first, *_ = [reply.body.weights["1.weight"].clone() async for reply in answers]
             return first
@@ -172,7 +176,7 @@ class MedianOfUpdates:
     def __init__(self) -> None:
         self._seen: list[Tensors] = []
 
-    def add(self, client: ClientId, tensors: Tensors, weight: float) -> None:
+    def add(self, tensors: Tensors, weight: float, client: ClientId) -> None:
         self._seen.append({name: tensor.clone() for name, tensor in tensors.items()})
 
     def combine(self) -> Tensors:
@@ -183,8 +187,9 @@ class Median(Aggregator[None]):
     """The coordinate-wise median."""
 
     name = "median"
+    combines = True
 
-    def combiner(self, state: Any) -> MedianOfUpdates:
+    def make_combiner(self, state: Any) -> MedianOfUpdates:
         return MedianOfUpdates()
 
 
@@ -220,6 +225,7 @@ class Noisy(Aggregator[None, NoiseParams]):
     """Clips each client's move and adds Gaussian noise to it before it leaves."""
 
     name = "noisy"
+    releases_updates = True
 
     def transform(self, ctx: ClientContext, update: Update) -> Tensors:
         assert update.received is not None
@@ -308,3 +314,138 @@ def test_reading_single_updates_without_saying_why_is_a_mistake_that_is_named():
         rnd, phase = federation.stage(0), problem.method.phases["fit"][0]
         with pytest.raises(TypeError, match=r"FedAvg looks at single clients' updates in phase 'fit', whose weights"):
             rnd.ask(phase, federation.init())
+
+
+# Mistakes
+
+
+@dataclass(frozen=True)
+class Inner:
+    weights: Tensors = part(Kind.WEIGHTS, averaged_by="count")
+    count: int = part(Kind.SCALARS)
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+
+
+LOOSE = Phase("fit", Global, FedAvgUpdate)  # without `same`
+
+
+def test_an_answer_that_cannot_be_averaged_counts_as_missing():
+    class Careless(FedAvg):
+        name = "careless"
+
+        @on(LOOSE)
+        def fit(self, ctx: ClientContext, msg: Any) -> Any:
+            update = super().fit(ctx, msg)
+            return replace(update, weights={"other": torch.zeros(2)}) if ctx.client == 2 else update
+
+        async def round(self, state: Any, rnd: Round) -> Any:
+            fit = await rnd.mean(LOOSE, state)
+            rnd.record(clients=fit.clients)
+            return state
+
+    run = run_in_memory(problem_of(Careless), 1)
+    assert run.records[0]["clients"] == [0, 1, 3]
+
+
+@pytest.mark.parametrize("other", [{"w": torch.zeros(3, 2)}, {"w": torch.zeros(1)}, {"v": torch.zeros(2, 3)}, {}])
+def test_a_mean_refuses_models_with_other_tensors(other):
+    mean = WeightedMean()
+    mean.add({"w": torch.zeros(2, 3)}, 1.0)
+    with pytest.raises(ValueError, match=r"must have the same tensors: '[wv]' differs"):
+        mean.add(other, 1.0)
+
+
+def test_a_server_optimizer_takes_equal_models_for_the_same_start():
+    """As when a method copies its weights into a message for each client."""
+
+    class Copying(FedAvg):
+        name = "copying"
+
+        async def round(self, state: Any, rnd: Round) -> Any:
+            fit = await rnd.mean(FIT, {client: Global(dict(state.weights)) for client in rnd.cohort})
+            return Global(fit.weights)
+
+    for optimizer in ("none", "adam"):
+        copied, shared = (run_in_memory(problem_of(m, server_optimizer=optimizer), 2) for m in (Copying, "fedavg"))
+        assert copied.sha256 == shared.sha256
+
+
+def test_a_layer_with_noise_of_its_own_is_refused_with_dp_sgd():
+    with pytest.raises(ConfigError, match="aggregator 'noisy' releases updates itself, as does DP-SGD"):
+        problem_with(Noisy, AGGREGATORS["mean"], privacy={"dp_sgd": {"noise_multiplier": 1.0}})
+
+
+def test_layers_have_random_streams_of_their_own():
+    draws: list[tuple[str, float, float]] = []
+
+    class First(Uniform):
+        name = "first"
+        combines = False
+
+        def transform(self, ctx: ClientContext, update: Update) -> Tensors:
+            noise = float(torch.rand(1, generator=ctx.noise("mask")))
+            draws.append((self.name, float(ctx.rng("mask").random()), noise))
+            return update.tensors
+
+    class Second(First):
+        name = "second"
+
+    run_in_memory(problem_with(First, Second, AGGREGATORS["mean"], clients=1), 1)
+    (_, one_rng, one_noise), (_, two_rng, two_noise) = draws
+    assert one_rng != two_rng
+    assert one_noise != two_noise
+
+
+def test_a_state_that_changes_its_type_is_a_mistake_that_is_named():
+    class Forgetful(Uniform):
+        name = "forgetful"
+
+        async def finish(self, state: Any, rnd: Round, aggregates: Any, sent: Any) -> Any:
+            return aggregates, Count(1)
+
+    with pytest.raises(TypeError, match="the state of aggregator 'forgetful' was NoneType, got Count"):
+        run_in_memory(problem_with(Forgetful), 1)
+
+
+def test_names_and_nested_fields_are_checked():
+    with pytest.raises(TypeError, match="lower-case letters, digits and '-', got 'a/b'"):
+        register_aggregator(type("Slashed", (Uniform,), {"name": "a/b"}))
+
+    with pytest.raises(TypeError, match=r"inner: a nested message cannot have averaged fields"):
+        Phase("nested", Request, Outer)
+
+
+def test_tied_parameters_are_stepped_under_both_names():
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(784, 10), torch.nn.Linear(784, 10)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(x.flatten(1)) + self.first(x.flatten(1))
+
+    run = run_in_memory(problem_of("fedavg", build=Tied, server_optimizer="adam"), 2)
+    assert torch.equal(run.weights["first.weight"], run.weights["second.weight"])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "match"),
+    [([1, 1], "distinct"), ([], "distinct"), ([7], "0 to 3"), (np.array([2, 0]), None)],
+    ids=["twice", "nobody", "unknown", "numpy"],
+)
+def test_a_selection_is_checked(chosen, match):
+    SELECTIONS.register("odd")(lambda rng, index, env: chosen)
+    try:
+        problem = problem_of("fedavg", selection="odd")
+        if match is None:
+            assert select_cohort(problem, 0) == [0, 2]
+        else:
+            with pytest.raises(ConfigError, match=match):
+                select_cohort(problem, 0)
+    finally:
+        SELECTIONS._items.pop("odd")

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from fedrpc.server.rounds import task_id
+from fedrpc.server.rounds import make_task_id
 from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.e2e.programs import Gates, Program, Programs, settings, wait_for
 from tests.e2e.rawclient import SERVICE, RawClient, catch_refusal
@@ -168,7 +168,7 @@ def test_more_bytes_than_a_message_may_have(attack: Attack) -> None:
 
 def test_results_for_the_tasks_of_others_are_not_taken(attack: Attack) -> None:
     for client in (0, 1):
-        name = task_id(attack.join.run_id, 0, "fit", 0, client)
+        name = make_task_id(attack.join.run_id, 0, "fit", 0, client)
         answer = attack.raw.submit(pb.Frame(envelope=attack.result(task_id=name)))
         assert answer.status in (pb.SubmitResponse.STATUS_LATE, pb.SubmitResponse.STATUS_DUPLICATE)
 

@@ -138,7 +138,7 @@ class Generation:
         if not self._mean.total:
             return
         self._optimizer.zero_grad(set_to_none=True)
-        feedback = self._mean.value["images"].to(self._images)
+        feedback = self._mean.combine()["images"].to(self._images)
         if self._diversity:
             torch.autograd.backward(
                 [self._images, self._diversity * path_similarity_loss(self._images)], [feedback, None]

@@ -23,7 +23,7 @@ def mean(*models: tuple[Tensors, float]) -> Tensors:
     found = WeightedMean()
     for tensors, weight in models:
         found.add(tensors, weight)
-    return found.value
+    return found.combine()
 
 
 def rows(models: list[tuple[list[float], int]]) -> list[tuple[Tensors, float]]:
@@ -120,10 +120,10 @@ def test_nothing_has_no_mean():
     empty = WeightedMean()
     assert empty.total == 0
     with pytest.raises(QuorumError, match="nothing to average"):
-        _ = empty.value
+        _ = empty.combine()
     empty.add({"w": torch.zeros(1)}, 0)
     with pytest.raises(QuorumError):
-        _ = empty.value
+        _ = empty.combine()
 
 
 def test_models_that_were_added_are_not_changed():
@@ -146,4 +146,4 @@ def test_adding_in_blocks_gives_the_bits_of_the_whole():
     for weight, model in enumerate(models, start=1):
         mean.add(model, weight)
         whole.add_(model["w"].double(), alpha=weight)
-    assert torch.equal(mean.value["w"], (whole / 6).float())
+    assert torch.equal(mean.combine()["w"], (whole / 6).float())

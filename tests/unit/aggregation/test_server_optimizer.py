@@ -127,6 +127,11 @@ def test_a_method_with_a_rule_of_its_own_refuses_it():
         problem_of("qffl", server_optimizer="adam")
 
 
+def test_both_spellings_are_the_same_run():
+    listed, named = ({"aggregators": ["mean", "adam"]}, {"server_optimizer": "adam"})
+    assert configuration.build(listed).hash == configuration.build(named).hash
+
+
 def test_unknown_parameters_and_layers_are_named():
     with pytest.raises(UnknownName, match=r"unknown parameter of adam 'aggregation.adam.beta3'.*aggregation.adam.beta"):
         configuration.build({"server_optimizer": "adam", "aggregation": {"adam": {"beta3": 1}}})

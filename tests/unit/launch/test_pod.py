@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fedrpc.errors import ConfigError
-from fedrpc.launch.pod import PodFailed, clients_of_pod
+from fedrpc.launch.pod import PodFailed, list_clients_of_pod
 
 
 @pytest.mark.parametrize(
@@ -11,11 +11,11 @@ from fedrpc.launch.pod import PodFailed, clients_of_pod
     [(0, 20, 50, range(20)), (1, 20, 50, range(20, 40)), (2, 20, 50, range(40, 50)), (3, 1, 4, range(3, 4))],
 )
 def test_a_pod_has_consecutive_clients(pod: int, clients_per_pod: int, clients: int, ids: range) -> None:
-    assert clients_of_pod(pod, clients_per_pod, clients) == ids
+    assert list_clients_of_pod(pod, clients_per_pod, clients) == ids
 
 
 def test_every_client_is_in_one_pod() -> None:
-    pods = [clients_of_pod(pod, 7, 50) for pod in range(8)]
+    pods = [list_clients_of_pod(pod, 7, 50) for pod in range(8)]
     assert [client for pod in pods for client in pod] == list(range(50))
 
 
@@ -25,7 +25,7 @@ def test_every_client_is_in_one_pod() -> None:
 )
 def test_a_pod_without_clients_is_refused(pod: int, clients: int | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        clients_of_pod(pod, 20, clients)
+        list_clients_of_pod(pod, 20, clients)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedrpc.errors import ConfigError
-from fedrpc.methods.fednova import FIT, NormalisedUpdate, effective_steps
+from fedrpc.methods.fednova import FIT, NormalisedUpdate, count_effective_steps
 from fedrpc.problem import Problem
 from fedrpc.wire import stored
 from tests.fakes import mlp, problem_of, run_in_memory, tiny
@@ -61,7 +61,7 @@ def test_three_rounds_are_the_papers(train: dict[str, Any]) -> None:
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 7, 1000])
 def test_effective_steps_are_the_sum_of_coefficients(num_steps, momentum):
     wanted = sum_of_coefficients(num_steps, momentum)
-    assert effective_steps(num_steps, momentum) == pytest.approx(wanted, rel=1e-9)
+    assert count_effective_steps(num_steps, momentum) == pytest.approx(wanted, rel=1e-9)
 
 
 # Where it is FedAvg

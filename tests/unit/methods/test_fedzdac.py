@@ -39,7 +39,7 @@ class Uniform(FedAvg):
         mean = WeightedMean()
         async for reply in rnd.ask(FIT, state):
             mean.add(reply.body.weights, 1.0)
-        return Global(mean.value)
+        return Global(mean.combine())
 
 
 @pytest.fixture(scope="module")

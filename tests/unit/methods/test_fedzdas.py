@@ -53,7 +53,7 @@ def test_a_round_is_the_papers_algorithm_3():
         xs.append(synthetic.x)
         ys.append(synthetic.y)
     model = problem.copy_network()
-    load(model, mean.value)
+    load(model, mean.combine())
     config = TrainConfig(lr=0.1, epochs=2, batch_size=7)
     data, order = Examples.of(torch.cat(xs), torch.cat(ys)), derive(7, "order", "server", 0, 0)
     report = train(model, cross_entropy, data, config, lr=0.1, order=order, device=CPU)

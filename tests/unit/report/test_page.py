@@ -117,7 +117,7 @@ def test_marks_say_what_they_are(make_run: MakeRun) -> None:
     assert "client 2: 52.00 %" in page.text
     assert "round 2: accuracy 91.25 %" in page.text
     assert f"client 3, ↓ down, method: {run.traffic.by_client[3].own['down']:,} bytes" in page.text
-    assert f"client 1, class 4: {run.card['n_kc'][1][4]} samples" in page.text
+    assert f"client 1, class 4: {run.partition['n_kc'][1][4]} samples" in page.text
     weights = run.summary["bytes"]["method"]["up"]["by_kind"]["weights"]["tensor"]
     assert f"up, tensors: weights {weights:,} bytes" in page.text
     assert f"up, predicted: weights {weights:,} bytes" in page.text

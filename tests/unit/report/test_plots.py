@@ -99,8 +99,9 @@ def test_every_series_has_a_colour_for_light_and_dark(style: str) -> None:
 
 def test_many_classes_are_plotted_as_sizes_and_shades(make_run: MakeRun) -> None:
     run = read_run(make_run(clients=70, num_classes=30))
-    assert [words for _, words in plots_partition.plot_counts(run.card["n_kc"], run.classes).legend] == ["all classes"]
-    heat = plots_partition.plot_shares(run.card["n_kc"], run.classes).svg
+    legend = plots_partition.plot_counts(run.partition["n_kc"], run.classes).legend
+    assert [words for _, words in legend] == ["all classes"]
+    heat = plots_partition.plot_shares(run.partition["n_kc"], run.classes).svg
     assert heat.count("<image") == 1
     assert heat.count('class="cell') == 0
 
@@ -108,6 +109,6 @@ def test_many_classes_are_plotted_as_sizes_and_shades(make_run: MakeRun) -> None
 def test_a_small_heat_map_has_its_numbers(make_run: MakeRun) -> None:
     run = read_run(make_run(clients=4, num_classes=5))
     cells = re.findall(
-        r'<text class="cell[^>]*>([\d,]+)<', plots_partition.plot_shares(run.card["n_kc"], run.classes).svg
+        r'<text class="cell[^>]*>([\d,]+)<', plots_partition.plot_shares(run.partition["n_kc"], run.classes).svg
     )
-    assert sum(int(cell.replace(",", "")) for cell in cells) == run.card["num_samples"]
+    assert sum(int(cell.replace(",", "")) for cell in cells) == run.partition["num_samples"]

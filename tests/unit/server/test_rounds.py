@@ -21,7 +21,7 @@ from fedrpc.server import mailbox as mailboxes
 from fedrpc.server import rounds
 from fedrpc.server.mailbox import Mailbox, Task
 from fedrpc.server.roster import Roster
-from fedrpc.server.rounds import ServerContext, ServerRound, task_id
+from fedrpc.server.rounds import ServerContext, ServerRound, make_task_id
 from fedrpc.server.spool import Spool, read_reply
 from fedrpc.wire.codec import encode
 from fedrpc.wire.envelope import Envelope
@@ -418,8 +418,8 @@ async def test_a_restarted_server_asks_nobody_the_very_same_question_twice(tmp_p
 async def test_what_was_lost_of_the_spool_is_asked_again_and_no_more(tmp_path):
     async with table(tmp_path) as desk:
         await asked(desk.round())
-    (tmp_path / "0" / task_id("run", 0, "fit", 0, 1)).unlink()
-    torn = tmp_path / "0" / task_id("run", 0, "fit", 0, 2)
+    (tmp_path / "0" / make_task_id("run", 0, "fit", 0, 1)).unlink()
+    torn = tmp_path / "0" / make_task_id("run", 0, "fit", 0, 2)
     torn.write_bytes(torn.read_bytes()[:-1])
     again = Scripted()
     async with table(tmp_path, again) as desk:
@@ -431,7 +431,7 @@ async def test_what_was_lost_of_the_spool_is_asked_again_and_no_more(tmp_path):
 async def test_a_damaged_reply_of_an_earlier_life_is_asked_again(tmp_path):
     async with table(tmp_path) as desk:
         await asked(desk.round())
-    path = tmp_path / "0" / task_id("run", 0, "fit", 0, 1)
+    path = tmp_path / "0" / make_task_id("run", 0, "fit", 0, 1)
     data = bytearray(path.read_bytes())
     data[0] ^= 1
     path.write_bytes(data)
@@ -443,9 +443,9 @@ async def test_a_damaged_reply_of_an_earlier_life_is_asked_again(tmp_path):
 
 
 def test_task_ids_differ_in_everything_that_a_question_differs_in():
-    ids = {task_id(*where) for where in itertools.product(("a", "b"), (0, 1), ("fit", "fot"), (0, 1), (0, 1))}
+    ids = {make_task_id(*where) for where in itertools.product(("a", "b"), (0, 1), ("fit", "fot"), (0, 1), (0, 1))}
     assert len(ids) == 32
-    assert task_id("a", 0, "fit", 0, 1) == task_id("a", 0, "fit", 0, 1)
+    assert make_task_id("a", 0, "fit", 0, 1) == make_task_id("a", 0, "fit", 0, 1)
 
 
 # The rest of what a method is given
