@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedrpc.aggregation import AGGREGATORS
 from fedrpc.config import build
 from fedrpc.errors import ConfigError, FedrpcError, UnknownName
 from fedrpc.methods import METHODS
@@ -34,9 +35,10 @@ Install = Callable[..., None]
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Installs a package with entry points for the duration of a test."""
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(METHODS, "_items", dict(METHODS._items))
-    monkeypatch.setattr(METHODS, "_broken", {})
-    monkeypatch.setattr(METHODS, "_is_loaded", False)
+    for registry in (METHODS, AGGREGATORS):
+        monkeypatch.setattr(registry, "_items", dict(registry._items))
+        monkeypatch.setattr(registry, "_broken", {})
+        monkeypatch.setattr(registry, "_is_loaded", False)
 
     def put(points: str = "toy = toy_plugin:Toy", source: str = SOURCE, group: str = "fedrpc.methods") -> None:
         (tmp_path / "toy_plugin.py").write_text(source)
@@ -57,6 +59,20 @@ def test_a_method_of_another_package_is_found_by_name(install):
     assert config.params == {"strength": 0.5}
     assert METHODS["toy"].__module__ == "toy_plugin"
     assert "toy" in list(METHODS)
+
+
+def test_an_aggregator_of_another_package_is_found_by_name(install):
+    source = """
+from fedrpc.aggregation.mean import Mean
+
+class Same(Mean):
+    "The mean under another name."
+    name = "same"
+"""
+    install("same = toy_plugin:Same", source, "fedrpc.aggregators")
+    same, mean = (run_in_memory(problem_of("fedavg", aggregators=[name]), 1) for name in ("same", "mean"))
+    assert type(same.problem.aggregators[0]).__module__ == "toy_plugin"
+    assert same.sha256 == mean.sha256
 
 
 def test_its_parameters_are_checked(install):
