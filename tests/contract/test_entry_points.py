@@ -36,6 +36,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     """Installs a package with entry points for the duration of a test."""
     monkeypatch.syspath_prepend(tmp_path)
     for registry in (METHODS, AGGREGATORS):
+        list(registry)  # built-ins register once, when they are first imported
         monkeypatch.setattr(registry, "_items", dict(registry._items))
         monkeypatch.setattr(registry, "_broken", {})
         monkeypatch.setattr(registry, "_is_loaded", False)
