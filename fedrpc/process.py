@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from fedrpc.errors import FedrpcError
 
@@ -134,3 +134,15 @@ def exit_code_of(work: Callable[[], Any]) -> int:
         return stopped.exit_code
     except KeyboardInterrupt:
         return 130
+
+
+def end_process(code: int) -> NoReturn:
+    """Ends this process as `sys.exit` does, but leaves its memory to the kernel.
+
+    Once torch is loaded the interpreter takes one to two seconds to take it apart object by object.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # whoever read it is gone
+            stream.flush()
+    os._exit(code)
