@@ -40,8 +40,8 @@ def collapse_memory() -> None:
     """Has the kernel put this process's memory into huge pages, so that its children start and end sooner.
 
     A fork and an exit walk every page that a child shares with its parent: 100,000 of them, 16 ms of CPU each time.
-    With huge pages it is a third of that; a child's own writes still copy 4 KiB at a time. This takes about a second,
-    so it pays for many clients only. Only Linux from 6.1 on knows it; elsewhere nothing happens.
+    With huge pages it is a third of that; a child's own writes still copy 4 KiB at a time. This takes a second
+    or two, so it pays for many clients only. Only Linux from 6.1 on knows it; elsewhere nothing happens.
     """
     if not sys.platform.startswith("linux"):
         return
