@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable
 
 import typer
@@ -11,7 +10,7 @@ import typer
 from fedrpc import __version__
 from fedrpc.cli import deploy, inspect, programs, run, study
 from fedrpc.cli.options import console
-from fedrpc.process import end_at_once, exit_code_of
+from fedrpc.process import end_at_once, end_process, exit_code_of
 
 
 def version() -> None:
@@ -55,7 +54,11 @@ client_app.command()(programs.client)
 def _make_entry(program: typer.Typer) -> Callable[[], None]:
     def entry() -> None:
         signal.signal(signal.SIGTERM, end_at_once)
-        sys.exit(exit_code_of(program))
+        try:
+            code = exit_code_of(program)
+        except SystemExit as ended:  # how typer ends every command
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        end_process(code)
 
     return entry
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class Partition:
     indices: tuple[np.ndarray, ...]
     dropped: int = 0
 
-    @property
+    @cached_property  # every client that joins is told
     def sha256(self) -> str:
         """Hash of the assignment: number of clients, lengths, then indices, as little-endian int64."""
         lengths = [len(self.indices), *map(len, self.indices)]

@@ -15,8 +15,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from fedrpc.launch.processes import decode_status, fork, freeze_memory
-from fedrpc.process import exit_code_of, run_async
+from fedrpc.launch.processes import MANY_CLIENTS, collapse_memory, decode_status, fork
+from fedrpc.process import exit_code_of, freeze_memory, run_async
 
 
 class ForkServer:
@@ -24,16 +24,19 @@ class ForkServer:
 
     Args:
         control: Lines of JSON: {"start": client, "options": {...}} in, {"exited": client, "code": n} out.
+        num_clients: How many clients to expect.
     """
 
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
+    def __init__(self, control: socket.socket, num_clients: int) -> None:
+        self._control, self._num_clients = control, num_clients
         self._children: dict[int, int] = {}  # clients by process id
         self._buffer = b""
 
     def run(self) -> None:
         """Serves until the launcher closes the connection, then ends the clients."""
         freeze_memory()
+        if self._num_clients >= MANY_CLIENTS:
+            collapse_memory()
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer)

@@ -19,7 +19,7 @@ from fedrpc.errors import FedrpcError, Unavailable
 from fedrpc.launch.fork_server import ForkServer, log_file
 from fedrpc.launch.processes import decode_status, fork, preload, terminate, wait_or_kill
 from fedrpc.launch.supervisor import NO_RESTART, Supervisor
-from fedrpc.process import exit_code_of, raise_stopped, run_async
+from fedrpc.process import exit_code_of, freeze_memory, raise_stopped, run_async
 
 _GRACE_S = 10.0  # between SIGTERM and SIGKILL
 _TICK_S = 0.2  # how often the supervisor is asked whose back-off is over
@@ -78,6 +78,7 @@ class Launcher:
     def run(self) -> None:
         """Blocks until the run is over; raises what ended it early."""
         preload()
+        freeze_memory()
         self._control, theirs = socket.socketpair()
         reader, writer = os.pipe()
         self._fork_server_pid = fork(lambda: self._serve_forks(theirs, reader, writer))
@@ -100,7 +101,7 @@ class Launcher:
         for fd in pipes:
             os.close(fd)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        ForkServer(control).run()
+        ForkServer(control, self._run.config.clients).run()
         return 0
 
     def _serve(self, writer: int, reader: int, theirs: socket.socket) -> int:

@@ -13,9 +13,17 @@ from fedrpc import log
 from fedrpc.client.app import ClientOptions
 from fedrpc.client.app import run as run_client_app
 from fedrpc.errors import ConfigError, FedrpcError
-from fedrpc.launch.processes import decode_status, fork, freeze_memory, preload, terminate, wait_or_kill
+from fedrpc.launch.processes import (
+    MANY_CLIENTS,
+    collapse_memory,
+    decode_status,
+    fork,
+    preload,
+    terminate,
+    wait_or_kill,
+)
 from fedrpc.launch.supervisor import NO_RESTART, Supervisor
-from fedrpc.process import end_at_once, exit_code_of, raise_stopped, run_async
+from fedrpc.process import end_at_once, exit_code_of, freeze_memory, raise_stopped, run_async
 
 GRACE_S = 20.0  # between SIGTERM and SIGKILL; less than a pod has
 
@@ -49,6 +57,8 @@ class Pod:
         """Blocks until every client has ended; raises PodFailed when some were given up."""
         preload()
         freeze_memory()
+        if len(self._options) >= MANY_CLIENTS:
+            collapse_memory()
         signal.signal(signal.SIGTERM, raise_stopped)
         try:
             self._supervisor.start_all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gc
+import ctypes
 import os
 import signal
 import sys
@@ -12,6 +12,10 @@ import traceback
 from collections.abc import Callable, Collection
 
 from fedrpc.process import die_with_parent
+
+MANY_CLIENTS = 64  # from here on `collapse_memory` pays
+_HUGE_BYTES = 2 << 20
+_MADV_COLLAPSE = 25  # linux/mman.h
 
 
 def preload() -> None:
@@ -32,10 +36,24 @@ def preload() -> None:
         list(registry)  # loads all that is registered
 
 
-def freeze_memory() -> None:
-    """Keeps the garbage collector from touching, and so copying, the pages that forked clients share."""
-    gc.collect()
-    gc.freeze()
+def collapse_memory() -> None:
+    """Has the kernel put this process's memory into huge pages, so that its children start and end sooner.
+
+    A fork and an exit walk every page that a child shares with its parent: 100,000 of them, 16 ms of CPU each time.
+    With huge pages it is a third of that; a child's own writes still copy 4 KiB at a time. This takes a second
+    or two, so it pays for many clients only. Only Linux from 6.1 on knows it; elsewhere nothing happens.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None)
+    with open("/proc/self/maps") as file:
+        lines = [line.split() for line in file]
+    for place, permissions, *rest in lines:
+        if permissions != "rw-p" or (len(rest) > 3 and rest[3] != "[heap]"):  # a file's, or the stack
+            continue
+        start, end = (int(number, 16) for number in place.split("-"))
+        for address in range(-(-start // _HUGE_BYTES) * _HUGE_BYTES, end - _HUGE_BYTES + 1, _HUGE_BYTES):
+            libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(_HUGE_BYTES), _MADV_COLLAPSE)  # may fail: no harm
 
 
 def fork(work: Callable[[], int], *, own_group: bool = True) -> int:

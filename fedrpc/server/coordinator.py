@@ -262,12 +262,13 @@ class Coordinator:
 
     async def _compare_ledgers(self) -> dict[str, Any]:
         rnd = self._open_own_stage(self._config.rounds, [session.client for session in self._roster])
-        ours = self._book.read_all_rows()
+        ours = ledger.group_by_client(self._book.read_all_rows())
         sums = {"compared": 0, "differing": 0, "only_server": 0, "only_client": 0}
         # A new question each time, so that no answer from before a restart is reused.
         question = LedgerQuestion(f"what did you count? {uuid.uuid4().hex}")
         async for reply in rnd.ask(LEDGER, question):
-            for name, value in ledger.compare(ours, ledger.parse_rows(reply.body.rows), reply.client).items():
+            theirs = ledger.parse_rows(reply.body.rows)
+            for name, value in ledger.compare(ours.get(reply.client, {}), theirs).items():
                 sums[name] += value
         if sums["differing"]:
             self._log.error("ledgers_differ", rows=sums["differing"])

@@ -6,6 +6,7 @@ Everything happens on one event loop, so there are no locks; one reaper enforces
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -100,6 +101,8 @@ class Task:
     leased: bool = False
     delivered_at: float | None = None
     receiving: int = 0
+    number: int = -1  # in the order of posting
+    queued: bool = False  # whether it is in the mailbox's queue of ready tasks
 
     @property
     def done(self) -> bool:
@@ -123,6 +126,10 @@ class Delivery:
 class Mailbox:
     """Hands tasks to parked polls.
 
+    An event costs the same however many clients and tasks there are: it concerns one client, whose first waiting task
+    enters the queue of ready tasks when the client is parked and free. An entry that is no longer ready when its turn
+    comes is dropped; the event that makes the client ready again queues its task again.
+
     Args:
         roster: The connected clients.
         limits: Time limits.
@@ -131,8 +138,11 @@ class Mailbox:
 
     def __init__(self, roster: Roster, limits: LimitsConfig, parallel: int) -> None:
         self._roster, self._limits, self._parallel = roster, limits, parallel
-        self._open: dict[str, Task] = {}  # in posting order, which is cohort order
+        self._open: dict[str, Task] = {}
+        self._of_client: dict[int, dict[str, Task]] = {}  # open tasks by client, in posting order
         self._busy: dict[int, Task] = {}  # leases, by client
+        self._ready: list[tuple[int, Task]] = []  # a heap in posting order, which is cohort order
+        self._num_posted = 0
         self._ended: dict[str, None] = {}  # recently accepted: a second submission is a duplicate, not late
         self._finished: Idle | None = None
         self._ending = False
@@ -144,8 +154,12 @@ class Mailbox:
     def post(self, tasks: Iterable[Task]) -> None:
         """Enqueues tasks in the order in which they may be leased."""
         for task in tasks:
+            task.number = self._num_posted
+            self._num_posted += 1
             self._open[task.task_id] = task
-        self._pump()
+            self._of_client.setdefault(task.client, {})[task.task_id] = task
+            self._queue_next(task.client)
+        self._lease_ready()
 
     def withdraw(self, tasks: Iterable[Task], reason: str) -> None:
         """Ends tasks that nobody waits for, and cancels them at their clients; does nothing once the server stops."""
@@ -182,7 +196,9 @@ class Mailbox:
         self._wake(session, Idle(durable=self.durable))  # a newer poll replaces an older one
         parked: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         session.parked = parked
-        self._pump()
+        self._send_notice(session)
+        self._queue_next(session.client)
+        self._lease_ready()
         try:
             await asyncio.wait({parked}, timeout=self._limits.poll_s)
         except asyncio.CancelledError:
@@ -203,7 +219,7 @@ class Mailbox:
             self.return_to_queue(got)
         elif isinstance(got, Cancel):
             session.notices.insert(0, got)
-            self._pump()
+            self._send_notice(session)
 
     def _unpark(self, session: Session, parked: asyncio.Future[Any]) -> None:
         session.last_seen = time.monotonic()
@@ -218,19 +234,40 @@ class Mailbox:
         session.last_seen = time.monotonic()
         return True
 
-    def _pump(self) -> None:
-        for session in self._roster:
-            while session.notices and self._wake(session, session.notices[0]):
-                session.notices.pop(0)
-        for task in list(self._open.values()):
-            if self._parallel and len(self._busy) >= self._parallel:
-                return
-            session_of = self._roster.get(task.client)
-            if task.leased or task.client in self._busy or not session_of:
-                continue
-            if self._wake(session_of, Delivery(task, task.attempt)):
+    def _send_notice(self, session: Session) -> None:
+        if session.notices and self._wake(session, session.notices[0]):
+            session.notices.pop(0)
+
+    def _is_ready(self, task: Task) -> bool:
+        """Whether a task's client could get it now."""
+        session = self._roster.get(task.client)
+        parked = session is not None and session.parked is not None and not session.parked.done()
+        return parked and task.client not in self._busy and self._open.get(task.task_id) is task
+
+    def _queue_next(self, client: int) -> None:
+        """Queues a client's first open task if it is ready; called whenever that may have become so."""
+        task = next(iter(self._of_client.get(client, {}).values()), None)
+        if task and not task.queued and self._is_ready(task):
+            task.queued = True
+            heapq.heappush(self._ready, (task.number, task))
+
+    def _lease_ready(self) -> None:
+        """Leases ready tasks in posting order, as far as `parallel` permits."""
+        while self._ready and not (self._parallel and len(self._busy) >= self._parallel):
+            _, task = heapq.heappop(self._ready)
+            task.queued = False
+            session = self._roster.get(task.client)
+            if session and self._is_ready(task) and self._wake(session, Delivery(task, task.attempt)):
                 task.leased = True
                 self._busy[task.client] = task
+
+    def _remove(self, task: Task) -> None:
+        """Removes a task that has ended, or is about to."""
+        self._open.pop(task.task_id, None)
+        of_client = self._of_client.get(task.client, {})
+        of_client.pop(task.task_id, None)
+        if not of_client:
+            self._of_client.pop(task.client, None)
 
     def mark_delivered(self, delivery: Delivery) -> None:
         """Starts a task's deadline, once its last frame was sent."""
@@ -246,15 +283,17 @@ class Mailbox:
             del self._busy[task.client]
         task.leased, task.delivered_at = False, None
         task.attempt += 1
-        self._pump()
+        self._queue_next(task.client)
+        self._lease_ready()
 
     def fail_question(self, task: Task, error: Exception) -> None:
         """Ends a task whose question cannot be encoded: the method's mistake, which its `ask` raises."""
-        self._open.pop(task.task_id, None)
+        self._remove(task)
         self._busy.pop(task.client, None)
         if not task.done:
             task.outcome.set_exception(error)
-        self._pump()
+        self._queue_next(task.client)
+        self._lease_ready()
 
     def find(self, task_id: str) -> Task | None:
         """Finds an open task."""
@@ -276,15 +315,17 @@ class Mailbox:
         self._end(task, Missing(reason, abstained=abstained))
 
     def _end(self, task: Task, outcome: Spooled | Missing, *, cancel: bool = False) -> None:
-        self._open.pop(task.task_id, None)
+        self._remove(task)
         if self._busy.get(task.client) is task:
             del self._busy[task.client]
             session = self._roster.get(task.client)
             if cancel and session and isinstance(outcome, Missing):
                 session.notices.append(Cancel(task_id=task.task_id, reason=outcome.reason))
+                self._send_notice(session)
         if not task.done:
             task.outcome.set_result(outcome)
-        self._pump()
+        self._queue_next(task.client)
+        self._lease_ready()
 
     # Time
 
@@ -303,11 +344,14 @@ class Mailbox:
             self._roster.close(session)
             self.replace_session(session)
         now = time.monotonic()
-        for task in list(self._open.values()):
+        for task in list(self._busy.values()):
             waited = now - task.delivered_at if task.delivered_at is not None else 0.0
             # An upload gets as long again, but a drip of bytes must not hold up a round forever.
             if waited > self._limits.deadline_s * (2 if task.receiving else 1):
                 reason = f"no answer within {self._limits.deadline_s:g} s"
                 self._end(task, Missing(reason, hung=True), cancel=True)
-            elif not task.leased and self._roster.measure_absence(task.client) > self._limits.absent_s:
-                self._end(task, Missing(f"not connected for {self._limits.absent_s:g} s"))
+        absent_s = self._limits.absent_s
+        for client in [c for c in self._of_client if self._roster.measure_absence(c) > absent_s]:
+            for task in list(self._of_client[client].values()):
+                if not task.leased:
+                    self._end(task, Missing(f"not connected for {absent_s:g} s"))

@@ -25,7 +25,7 @@ from fedrpc.errors import ConfigError, Unavailable
 from fedrpc.files import write_durably
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.problem import Problem
-from fedrpc.process import return_freed_memory
+from fedrpc.process import freeze_memory, return_freed_memory
 from fedrpc.server.app import GrpcServer, Health, Servicer
 from fedrpc.server.checkpoint import CheckpointFolder
 from fedrpc.server.coordinator import Coordinator
@@ -130,6 +130,7 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
         # Off the event loop, which keeps answering probes: a large data set takes a while to load.
         problem, table = await asyncio.to_thread(_prepare, config, options.data_dir)
         device = choose(config.device)
+        freeze_memory()
         stack.enter_context(lock(options.out))  # only after the configuration proved valid
         run_id = claim(options.out, problem.config)
         if done := load_finished(options.out, problem.config):

@@ -323,13 +323,20 @@ def parse_rows(text: str) -> Rows:
         return {}
 
 
-def compare(server: Rows, client: Rows, client_id: int) -> dict[str, int]:
-    """Compares a client's rows of completed attempts with the server's; the session is left out.
+def group_by_client(rows: Mapping[Key, Sums]) -> dict[int, Rows]:
+    """Groups rows by client, in one pass."""
+    groups: dict[int, Rows] = {}
+    for key, sums in rows.items():
+        groups.setdefault(key.client, {})[key] = sums
+    return groups
+
+
+def compare(server: Rows, client: Rows) -> dict[str, int]:
+    """Compares both sides' rows of one client's completed attempts; the session is left out.
 
     Rows that only one side has (it saw them aborted, or was killed before it wrote them) are counted, not compared.
     """
-    ours = {k: s for k, s in server.items() if k.client == client_id and k.phase != SESSION and not k.aborted}
-    theirs = {k: s for k, s in client.items() if k.phase != SESSION and not k.aborted}
+    ours, theirs = _select_completed(server), _select_completed(client)
     both = ours.keys() & theirs.keys()
     return {
         "compared": len(both),
@@ -337,3 +344,7 @@ def compare(server: Rows, client: Rows, client_id: int) -> dict[str, int]:
         "only_server": len(ours.keys() - both),
         "only_client": len(theirs.keys() - both),
     }
+
+
+def _select_completed(rows: Rows) -> Rows:
+    return {key: sums for key, sums in rows.items() if key.phase != SESSION and not key.aborted}

@@ -32,6 +32,7 @@ handgan = outside:HandGan
 
 [fedrpc.models]
 wide = outside:wide
+thin = outside:thin
 """
 
 # Three clients and three rounds of FedAvg in about a second: what every test runs unless it says otherwise.

@@ -112,6 +112,7 @@ def test_the_hash_is_of_lengths_and_indices() -> None:
     partition = Partition("x", (np.array([3, 5]), np.array([1])))
     expected = np.array([2, 2, 1, 3, 5, 1], dtype="<i8").tobytes()
     assert partition.sha256 == hashlib.sha256(expected).hexdigest()
+    assert partition.sha256 is partition.sha256, "computed once, however many clients join"
     moved = Partition("x", (np.array([3]), np.array([5, 1])))
     assert moved.sha256 != partition.sha256
 

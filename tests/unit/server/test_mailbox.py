@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedrpc.config import LimitsConfig
 from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Question, Task
@@ -168,6 +171,104 @@ async def test_a_poll_that_brings_nothing_ends_with_idle_and_the_durable():
     idle = await asyncio.wait_for(post.mailbox.next(post.sessions[0]), 10)
     assert (idle.finished, idle.durable) == (False, 4)
     assert post.sessions[0].parked is None
+
+
+class Scan:
+    """The rule in its plainest form: the first tasks in posting order whose clients are parked and free."""
+
+    def __init__(self, post: Post, parallel: int) -> None:
+        self._post, self._parallel = post, parallel
+        self.posted: list[Task] = []
+        self._leased: dict[int, Task] = {}
+
+    def check(self) -> None:
+        """Holds what the mailbox leased since the last check against the rule."""
+        self._leased = {client: task for client, task in self._leased.items() if task.leased and not task.done}
+        parked = {client for client, poll in self._post.polls.items() if not poll.done()}
+        now = [task for task in self.posted if task.leased and not task.done]
+        new = [task for task in now if task not in self._leased.values()]
+        waiting = [task for task in self.posted if not task.leased and not task.done]
+        assert len({task.client for task in now}) == len(now), "one task a client"
+        assert not self._parallel or len(now) <= self._parallel
+        ready = [task for task in waiting if task.client in parked and task.client not in {t.client for t in now}]
+        if not self._parallel or len(now) < self._parallel:
+            assert not ready, "a ready task waits although there is a free lease"
+        for task in new:
+            assert not any(other.number < task.number for other in ready), "an earlier task was passed over"
+        self._leased = {task.client: task for task in now}
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["post", "poll", "answer", "break", "rejoin", "withdraw"]), st.integers(0, 4))
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 3), EVENTS)
+def test_whatever_happens_leases_follow_the_posting_order(parallel, events):
+    asyncio.run(_play_events(parallel, events))
+
+
+async def _play_events(parallel: int, events: list[tuple[str, int]]) -> None:
+    post = Post(5, parallel)
+    scan = Scan(post, parallel)
+    for step, (event, client) in enumerate(events):
+        open_tasks = [task for task in scan.posted if task.client == client and not task.done]
+        leased = next((task for task in open_tasks if task.leased), None)
+        if event == "post":
+            tasks = [post.task(other, step=step) for other in range(client, 5)]
+            scan.posted += tasks
+            post.mailbox.post(tasks)
+        elif event == "poll":
+            await post.poll(client)
+        elif event == "answer" and leased:
+            post.mailbox.accept_reply(leased, Path("reply"))
+        elif event == "break" and leased:
+            post.mailbox.return_to_queue(Delivery(leased, leased.attempt))
+        elif event == "rejoin":
+            await post.rejoin(client)
+        elif event == "withdraw":
+            post.mailbox.withdraw(open_tasks[:1], "why")
+        await settle()
+        scan.check()
+    for poll in post.polls.values():
+        poll.cancel()
+    await asyncio.gather(*post.polls.values(), return_exceptions=True)
+
+
+@pytest.mark.parametrize("parallel", [2, 0])
+@asynchronous
+async def test_the_work_for_a_task_does_not_grow_with_the_number_of_clients(parallel, monkeypatch):
+    looked_at = 0
+
+    class CountingRoster(Roster):
+        def get(self, client: int) -> Session | None:
+            nonlocal looked_at
+            looked_at += 1
+            return super().get(client)
+
+        def __iter__(self) -> Iterator[Session]:
+            nonlocal looked_at
+            looked_at += len(self)
+            return super().__iter__()
+
+    monkeypatch.setitem(globals(), "Roster", CountingRoster)
+    most = {}
+    for num_clients in (10, 200):
+        post, looked_at = Post(num_clients, parallel), 0
+        tasks = post.tasks()
+        await post.poll(*range(num_clients))
+        post.mailbox.post(tasks)
+        for client, task in enumerate(tasks):
+            await settle()
+            assert post.got(client) is task
+            await post.poll(client)
+            post.mailbox.accept_reply(task, Path("reply"))
+        most[num_clients] = looked_at / num_clients
+        for poll in post.polls.values():
+            poll.cancel()
+        await settle()
+    assert most[200] <= most[10] + 1
 
 
 # Sessions

@@ -28,6 +28,7 @@ from fedrpc.wire.ledger import (
     compare,
     compute_totals,
     from_json,
+    group_by_client,
     merge,
     to_json,
 )
@@ -313,14 +314,27 @@ def test_ledgers_are_compared_on_completed_attempts_only():
         row(0, 77, client=2, phase="session"),
         row(1, 1, client=2),
     )
-    assert compare(server, client, 2) == {"compared": 2, "differing": 1, "only_server": 1, "only_client": 1}
-    assert compare(server, {}, 0) == {"compared": 0, "differing": 0, "only_server": 0, "only_client": 0}
+    assert compare(group_by_client(server)[2], client) == {
+        "compared": 2,
+        "differing": 1,
+        "only_server": 1,
+        "only_client": 1,
+    }
+    assert compare({}, {}) == {"compared": 0, "differing": 0, "only_server": 0, "only_client": 0}
+
+
+@settings(max_examples=25)
+@given(ROWS)
+def test_every_row_is_in_the_group_of_its_client_and_in_no_other(rows):
+    groups = group_by_client(rows)
+    assert all(key.client == client for client, group in groups.items() for key in group)
+    assert added(*groups.values()) == rows
 
 
 def test_one_message_more_is_a_difference():
     key, sums = next(iter(row(0).items()))
     more = Sums(sums.tensor_bytes, sums.message_bytes, sums.messages + 1)
-    assert compare({key: sums}, {key: more}, 0)["differing"] == 1
+    assert compare({key: sums}, {key: more})["differing"] == 1
 
 
 def test_inline_chunks_and_rows_are_booked_under_their_own_kind_and_every_byte_once():
