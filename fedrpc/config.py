@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedrpc import __version__
 from fedrpc.errors import ConfigError, UnknownName
@@ -102,7 +102,9 @@ class RunConfig(_Frozen):
     client_eval_every: int = Field(10, ge=1, description="rounds between evaluations on the clients' local test sets")
     feature_eval_every: int = Field(10, ge=1, description="rounds between measurements of the model's features")
     device: str = "auto"
-    parallel: int = Field(0, ge=0, description="clients that work at a time; 0 is no limit")
+    parallel: int = Field(
+        0, ge=0, description="clients that work at a time; 0: no limit, or one per core in `fedrpc run`"
+    )
     train: TrainConfig = TrainConfig()
     params: dict[str, Any] = Field(default_factory=dict)
     selection: str = Field("uniform", description="how a round's cohort is chosen")
@@ -113,6 +115,11 @@ class RunConfig(_Frozen):
     aggregation: dict[str, dict[str, Any]] = Field(default_factory=dict, description="parameters, by layer")
     privacy: PrivacyConfig = PrivacyConfig()
     limits: LimitsConfig = LimitsConfig()
+
+    @field_validator("aggregators", mode="before")
+    @classmethod
+    def _split_names(cls, value: Any) -> Any:
+        return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
 
     @property
     def hash(self) -> str:
@@ -162,7 +169,10 @@ def _complete_aggregation(config: RunConfig) -> dict[str, dict[str, Any]]:
     from fedrpc.aggregation import AGGREGATORS
 
     if unused := set(config.aggregation) - set(config.layers):
-        raise UnknownName("layer of aggregation with parameters", min(unused), config.layers)
+        raise ConfigError(
+            f"aggregation.{min(unused)} sets parameters of a layer that this run does not have; its layers are "
+            f"{', '.join(config.layers)}: add it by --server-optimizer or aggregators, or leave its parameters out"
+        )
     if len(set(config.layers)) < len(config.layers):
         raise ConfigError(f"each layer of aggregation can stand once, got {', '.join(config.layers)}")
     found = {}
@@ -216,8 +226,8 @@ def _validate(cls: type[Any], values: Mapping[str, Any], what: str, prefix: str 
 def _names_beside(cls: type[BaseModel], path: list[str]) -> Iterable[str]:
     for step in path[:-1]:
         annotation = cls.model_fields[step].annotation
-        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
-        cls = annotation
+        kinds = (annotation, *typing.get_args(annotation))  # a table may be optional
+        cls = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
     return [".".join([*path[:-1], name]) for name in cls.model_fields]
 
 

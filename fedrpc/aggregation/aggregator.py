@@ -7,6 +7,7 @@ configuration lists the layers, in the order in which they act on an update. REA
 from __future__ import annotations
 
 import re
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -68,6 +69,15 @@ class Aggregator(Answering, Generic[State, P]):
     hides_updates: ClassVar[str] = ""
     combines: ClassVar[bool] = False  # whether it has a combiner
     releases_updates: ClassVar[bool] = False  # whether `transform` releases updates itself; refused with DP-SGD
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in vars(cls).get("__orig_bases__", ()):
+            first = next(iter(typing.get_args(base)), None)
+            if typing.get_origin(base) is Aggregator and isinstance(first, type) and issubclass(first, Params):
+                raise TypeError(
+                    f"{cls.__name__}: expected Aggregator[State, {first.__name__}], got the parameters first"
+                )
 
     def __init__(self, params: P) -> None:
         self.params = params

@@ -48,6 +48,7 @@ def check_update(question: Global, answer: Update) -> None:
         raise ValueError("an update needs a number of examples of at least 0 and a loss for each epoch")
 
 
+# An update's weights must have the names, shapes and dtypes of the model that was sent.
 FIT = Phase("fit", Global, Update, same=("weights",), check=check_update)
 
 
@@ -63,9 +64,9 @@ class FedAvg(Method[Global, P]):
         return Global(read_tensors(env.model()))
 
     async def round(self, state: Global, rnd: Round[P]) -> Global:
-        """Asks the cohort to train; the next model is the mean of theirs."""
+        """Asks the cohort to train by `rnd.mean`, which records losses, too; the mean is the next model."""
         fit = await train_cohort(rnd, FIT, state)
-        return Global(fit.weights) if fit.clients else state
+        return Global(fit.weights) if fit.clients else state  # nobody, if all abstained
 
     @on(FIT)
     def fit(self, ctx: ClientContext[P], msg: Global) -> Update:

@@ -121,8 +121,10 @@ def _tabulate_reported(summary: dict[str, Any]) -> Iterator[Table]:
 
 def print_summary(summary: dict[str, Any], console: Console) -> None:
     """Prints a finished run."""
+    layers = [name for name in summary.get("aggregators", []) if name != "mean"]
     title = Text(
-        f"{summary['method']} on {summary['dataset']}, {summary['partition']}, {summary['num_clients']} clients, "
+        f"{' + '.join([summary['method'], *layers])} on {summary['dataset']}, {summary['partition']}, "
+        f"{summary['num_clients']} clients, "
         f"{summary['num_rounds']} rounds, seed {summary['seed']}",
         style="bold",
     )

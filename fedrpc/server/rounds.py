@@ -1,7 +1,9 @@
 """A round as the method's server half sees it.
 
-`ask` turns a typed question into one task for each client and yields the checked answers; `mean` asks, and has the
-run's aggregators make one update of all.
+`ask` turns a typed question into one task for each client and yields the checked answers. `mean` asks, too, and has the
+run's aggregators make one update of all: each aggregator is a layer, one layer combines the updates (by default to
+their weighted mean), and others act before or after it, such as a server optimizer. The coordinator checkpoints the
+layers' states with the method's.
 """
 
 from __future__ import annotations
@@ -181,7 +183,8 @@ class ServerRound:
         combining = find_combining_layer(layers)
         combiners: dict[str, Combiner] = {}
         answers: dict[ClientId, Up] = {}
-        async for reply in self._ask(phase, message, check=_SameLayouts(fields, check)):
+        layouts = _SameLayouts(fields, check)
+        async for reply in self._ask(phase, message, check=layouts):
             for name, weigh in fields.items():
                 if (tensors := getattr(reply.body, name)) is not None:
                     if name not in combiners:
@@ -191,6 +194,8 @@ class ServerRound:
                 await each(reply)
             answers[reply.client] = _drop_fields(reply.body, fields)
         aggregates: Mapping[str, Tensors] = {n: await self.compute(c.combine) for n, c in combiners.items()}
+        for name, tensors in aggregates.items():
+            layouts.check_aggregate(name, tensors, combining.name)
         if answers:
             sent = _find_common_fields(phase, message)
             for layer in layers:
@@ -253,7 +258,7 @@ class ServerRound:
                 reply = await self._read_reply(await task.outcome, phase, task, asked[task.client], check)
                 if isinstance(reply, Missing):
                     missing[task.client] = reply
-                    self._log_missing(phase, task.client, reply)
+                    self._note_missing(phase, task.client, reply)
                     continue
                 self.answered.add(task.client)
                 yield reply
@@ -316,7 +321,7 @@ class ServerRound:
             # A bad reply is its client's failure, never the run's.
             return Missing(str(error) if isinstance(error, FedrpcError) else f"{type(error).__name__}: {error}")
 
-    def _log_missing(self, phase: Phase[Any, Any], client: ClientId, why: Missing) -> None:
+    def _note_missing(self, phase: Phase[Any, Any], client: ClientId, why: Missing) -> None:
         if why.hung:
             self._hung[client] = why.reason
         self._log.warning("client_missing", phase=phase.name, client=client, why=why.reason)
@@ -375,9 +380,18 @@ class _SameLayouts:
         for name in self._fields:
             if (tensors := getattr(answer, name)) is None:
                 continue
-            layout = {path: (tensor.dtype, tuple(tensor.shape)) for path, tensor in tensors.items()}
+            layout = _describe_layout(tensors)
             if layout != self._layouts.setdefault(name, layout):
                 raise ValueError(f"'{name}' has other names, shapes or dtypes than the first answer's")
+
+    def check_aggregate(self, name: str, tensors: Tensors, aggregator: str) -> None:
+        """Raises TypeError when what an aggregator made of the answers is not like one of them."""
+        if _describe_layout(tensors) != self._layouts[name]:
+            raise TypeError(f"aggregator '{aggregator}' gave '{name}' other names, shapes or dtypes than updates have")
+
+
+def _describe_layout(tensors: Tensors) -> dict[str, Any]:
+    return {path: (tensor.dtype, tuple(tensor.shape)) for path, tensor in tensors.items()}
 
 
 def _are_equal(one: Tensors, other: Tensors) -> bool:

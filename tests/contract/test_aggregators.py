@@ -411,6 +411,27 @@ def test_a_state_that_changes_its_type_is_a_mistake_that_is_named():
         run_in_memory(problem_with(Forgetful), 1)
 
 
+def test_an_aggregate_of_another_dtype_names_the_aggregator():
+    class Wide(Uniform):
+        name = "wide"
+
+        def make_combiner(self, state: Any) -> Any:
+            mean = SumOverCount()
+            combine = mean.combine
+            mean.combine = lambda: {name: tensor.double() for name, tensor in combine().items()}
+            return mean
+
+    with pytest.raises(TypeError, match="aggregator 'wide' gave 'weights' other names, shapes or dtypes"):
+        run_in_memory(problem_with(Wide), 1)
+
+
+def test_parameters_in_the_place_of_the_state_are_a_mistake_that_is_named():
+    with pytest.raises(TypeError, match=r"expected Aggregator\[State, NoiseParams\], got the parameters first"):
+
+        class Swapped(Aggregator[NoiseParams]):
+            name = "swapped"
+
+
 def test_names_and_nested_fields_are_checked():
     with pytest.raises(TypeError, match="lower-case letters, digits and '-', got 'a/b'"):
         register_aggregator(type("Slashed", (Uniform,), {"name": "a/b"}))

@@ -115,3 +115,9 @@ def test_names_of_other_frameworks_lead_to_ours(name: str, there_is: str) -> Non
         config.build({name: 1})
     with pytest.raises(UnknownName, match=r"There is 'train\.lr'"):
         config.build({"train": {"learning_rate": 1}})
+
+
+@pytest.mark.parametrize("path", ["privacy.dp_sgd.noise", "train.lrr", "limits.quorums", "privacy.deltas"])
+def test_an_unknown_name_in_any_table_is_answered_with_the_names_beside_it(path):
+    with pytest.raises(UnknownName, match=rf"unknown option '{path}'"):
+        config.build(config.parse_set([f"{path}=1"]))
