@@ -16,14 +16,14 @@ from fedrpc.registry import Registry
 from tests.fakes import problem_of, run_in_memory
 
 SOURCE = """
-from fedrpc.methods import base
+from fedrpc.methods import method
 from fedrpc.methods.fedavg import FedAvg
 
 class Toy(FedAvg):
     "FedAvg under another name."
     name = "toy"
 
-    class Params(base.Params):
+    class Params(method.Params):
         strength: float = 0.5
 """
 
@@ -35,8 +35,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     """Puts a package with entry points where Python finds it, and forgets it afterwards."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(METHODS, "_items", dict(METHODS._items))
-    monkeypatch.setattr(METHODS, "_broken", {})
-    monkeypatch.setattr(METHODS, "_is_loaded", False)
+    vars(METHODS).pop("_points", None)
 
     def put(points: str = "toy = toy_plugin:Toy", source: str = SOURCE, group: str = "fedrpc.methods") -> None:
         (tmp_path / "toy_plugin.py").write_text(source)
@@ -48,6 +47,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
     yield put
     sys.modules.pop("toy_plugin", None)
+    vars(METHODS).pop("_points", None)
 
 
 def test_a_method_of_somebody_elses_is_found_by_name(install):
@@ -74,7 +74,7 @@ def test_it_runs_like_our_own(install):
 
 
 def test_it_may_register_itself_too(install):
-    install(source=SOURCE.replace("class Toy", "@base.register\nclass Toy"))
+    install(source=SOURCE.replace("class Toy", "@method.register\nclass Toy"))
     assert build({"method": "toy"}).method == "toy"
 
 
