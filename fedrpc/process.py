@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -83,6 +84,19 @@ def give_back_memory() -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
+
+
+@contextlib.contextmanager
+def pausing_collector() -> Iterator[None]:
+    """Suspends the garbage collector for imports: it would search all that is there, again and again, for nothing.
+
+    A fifth of the time that importing torch takes.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def run_async(main: Coroutine[Any, Any, Any]) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from fedrpc.catalog import Entry, read_catalog
 from fedrpc.errors import ConfigError, UnknownName
+from fedrpc.process import pausing_collector
 
 T = TypeVar("T")
 
@@ -69,7 +70,8 @@ class Registry(Generic[T]):
         if name not in self._items:
             self.check(name)
             if name in self._catalog:
-                importlib.import_module(self._catalog[name].module)
+                with pausing_collector():
+                    importlib.import_module(self._catalog[name].module)
             else:
                 self._load_point(self._points[name])
         return self._items[name]

@@ -15,7 +15,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from fedrpc.launch.processes import decode_status, fork, freeze_memory
+from fedrpc.launch.processes import decode_status, fork
 from fedrpc.process import exit_code_of, run_async
 
 
@@ -33,7 +33,6 @@ class ForkServer:
 
     def run(self) -> None:
         """Serves until the launcher closes the connection, then ends the clients."""
-        freeze_memory()
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer)

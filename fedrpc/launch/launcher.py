@@ -77,7 +77,7 @@ class Launcher:
 
     def run(self) -> None:
         """Blocks until the run is over; raises what ended it early."""
-        preload()
+        preload(self._run.config)
         self._control, theirs = socket.socketpair()
         reader, writer = os.pipe()
         self._fork_server_pid = fork(lambda: self._serve_forks(theirs, reader, writer))

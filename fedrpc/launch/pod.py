@@ -13,7 +13,7 @@ from fedrpc import log
 from fedrpc.client.app import ClientOptions
 from fedrpc.client.app import run as run_client_app
 from fedrpc.errors import ConfigError, FedrpcError
-from fedrpc.launch.processes import decode_status, fork, freeze_memory, preload, terminate, wait_or_kill
+from fedrpc.launch.processes import decode_status, fork, preload, terminate, wait_or_kill
 from fedrpc.launch.supervisor import NO_RESTART, Supervisor
 from fedrpc.process import end_at_once, exit_code_of, raise_stopped, run_async
 
@@ -48,7 +48,6 @@ class Pod:
     def run(self) -> None:
         """Blocks until every client has ended; raises PodFailed when some were given up."""
         preload()
-        freeze_memory()
         signal.signal(signal.SIGTERM, raise_stopped)
         try:
             self._supervisor.start_all()
