@@ -59,8 +59,10 @@ class Problem:
                 f"{config.method} refuses DP-SGD: {stance.reason}; leave --dp-sgd out or choose another --method"
             )
         # A model that does not fit the data says so now. `init` knows no method, phase or client.
-        self._base_bytes = models.count_payload_bytes(models.read_tensors(self._network(self._configured)))
-        self._template = self._network(lambda: self.method.network(self._configured))
+        base = self._network(self._configured)
+        self._base_bytes = models.count_payload_bytes(models.read_tensors(base))
+        changed = cls.overrides("network")
+        self._template = self._network(lambda: self.method.network(self._configured)) if changed else base
         self.env = Env(
             params=self.params,
             num_clients=config.clients,

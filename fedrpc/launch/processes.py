@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 
 from fedrpc.config import RunConfig
 from fedrpc.process import die_with_parent, pausing_collector
-from fedrpc.registry import AGGREGATORS, METHODS
+from fedrpc.registry import AGGREGATORS, METHODS, MODELS
 
 
 def preload(config: RunConfig | None = None) -> None:
@@ -29,8 +29,9 @@ def preload(config: RunConfig | None = None) -> None:
         import numpy.ma  # noqa: F401
         import torch._dynamo  # noqa: F401
 
-        import fedrpc.client.app
+        import fedrpc.client.app  # with grpc
 
+        list(MODELS)  # looks for third parties' models once, instead of in every client
         if config is None:
             for registry in (METHODS, AGGREGATORS):
                 for name in registry:
@@ -40,8 +41,6 @@ def preload(config: RunConfig | None = None) -> None:
             import scipy.special  # noqa: F401
         if config is not None and config.privacy.dp_sgd:
             import fedrpc.training.dpsgd  # noqa: F401
-        # Keeps the garbage collector of children from touching, and so copying, the pages that they share.
-        gc.freeze()
 
 
 def fork(work: Callable[[], int], *, own_group: bool = True) -> int:
@@ -54,6 +53,7 @@ def fork(work: Callable[[], int], *, own_group: bool = True) -> int:
     pid = os.fork()
     if pid:
         return pid
+    gc.freeze()  # keeps the garbage collector from touching, and so copying, the pages that processes share
     code = 1
     try:
         if own_group:
