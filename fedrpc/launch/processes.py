@@ -26,6 +26,7 @@ def preload(config: RunConfig | None = None) -> None:
         config: The run's configuration; everything that any run may need when None.
     """
     with pausing_collector():
+        import numpy.ctypeslib
         import numpy.ma  # noqa: F401
         import torch._dynamo  # noqa: F401
 
