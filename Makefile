@@ -6,7 +6,7 @@ SUPPORTED := import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("fedr
 	and this is %d.%d; name another one: make setup PYTHON=python3.12" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check checkov fmt protos bench
+.PHONY: help setup demo test check checkov fmt protos catalog bench
 MAKEFLAGS += --no-print-directory
 
 help: ## show this list
@@ -46,6 +46,9 @@ fmt: setup ## format, and fix what can be fixed
 
 protos: setup ## make fedrpc/wire/v1 anew from protos/
 	@$(BIN)/python protos/generate.py
+
+catalog: setup ## describe all methods, aggregators and models anew in fedrpc/catalog.json
+	@$(BIN)/python -m fedrpc.cli.describe
 
 bench: setup ## run the benches (ARGS="-k wire" picks some, ARGS="--collect-only -q" lists them)
 	@$(BIN)/python -m pytest tests/bench -q -s --timeout=1800 $(ARGS)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedrpc import __version__
 from fedrpc.errors import ConfigError, UnknownName
+from fedrpc.registry import AGGREGATORS, METHODS, Registry
 
 _OTHER_NAMES = {  # what other frameworks call our settings
     "learning_rate": "train.lr",
@@ -144,11 +145,8 @@ class RunConfig(_Frozen):
 
 def build(values: Mapping[str, Any]) -> RunConfig:
     """Checks values and makes a RunConfig of them; raises ConfigError with one clear line."""
-    from fedrpc.methods import METHODS  # here, since a method's module imports torch
-
     config: RunConfig = _name_server_optimizer(_validate(RunConfig, values, "option"))
-    cls = METHODS[config.method]
-    params = _validate(cls.Params, config.params, f"parameter of {config.method}", "params.")
+    params = _validate_params(METHODS, config.method, config.params, "params.")
     # With all defaults written out, so that a default and the same value given explicitly are the same run.
     complete = {"params": params.model_dump(mode="json"), "aggregation": _complete_aggregation(config)}
     return config.model_copy(update=complete)
@@ -166,8 +164,6 @@ def _name_server_optimizer(config: RunConfig) -> RunConfig:
 
 def _complete_aggregation(config: RunConfig) -> dict[str, dict[str, Any]]:
     """The parameters of every layer of aggregation, written out whole."""
-    from fedrpc.aggregation import AGGREGATORS
-
     if unused := set(config.aggregation) - set(config.layers):
         raise ConfigError(
             f"aggregation.{min(unused)} sets parameters of a layer that this run does not have; its layers are "
@@ -178,7 +174,7 @@ def _complete_aggregation(config: RunConfig) -> dict[str, dict[str, Any]]:
     found = {}
     for name in config.layers:
         values = config.aggregation.get(name, {})
-        params = _validate(AGGREGATORS[name].Params, values, f"parameter of {name}", f"aggregation.{name}.")
+        params = _validate_params(AGGREGATORS, name, values, f"aggregation.{name}.")
         if written := params.model_dump(mode="json"):
             found[name] = written
     return found
@@ -204,9 +200,15 @@ def default_run_dir(config: RunConfig) -> Path:
 
 def parse_params(config: RunConfig) -> Any:
     """The method's own parameters, typed."""
-    from fedrpc.methods import METHODS
-
     return METHODS[config.method].Params(**config.params)
+
+
+def _validate_params(registry: Registry[Any], name: str, values: Mapping[str, Any], prefix: str) -> Any:
+    """Checks the parameters of a method or an aggregator; wrong names are found before its module imports torch."""
+    what, names = f"parameter of {name}", registry.find_params(name)
+    if names is not None and (unknown := [key for key in values if key not in names]):
+        raise UnknownName(what, prefix + unknown[0], [prefix + key for key in names], _suggest_other_name(unknown[0]))
+    return _validate(registry[name].Params, values, what, prefix)
 
 
 def _validate(cls: type[Any], values: Mapping[str, Any], what: str, prefix: str = "") -> Any:
@@ -239,9 +241,11 @@ def _suggest_name(cls: type[BaseModel], path: list[str]) -> str:
         for name, table in tables.items()
         if isinstance(table, type) and issubclass(table, BaseModel) and path[0] in table.model_fields
     ]
-    if len(path) and path[-1] in _OTHER_NAMES:
-        found.append(_OTHER_NAMES[path[-1]])
-    return f"There is '{found[0]}'." if found else ""
+    return f"There is '{found[0]}'." if found else _suggest_other_name(path[-1])
+
+
+def _suggest_other_name(name: str) -> str:
+    return f"There is '{_OTHER_NAMES[name]}'." if name in _OTHER_NAMES else ""
 
 
 def read_toml(path: Path) -> dict[str, Any]:

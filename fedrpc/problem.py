@@ -60,8 +60,10 @@ class Problem:
             )
         # Raises now if the model does not fit the data. Initial weights depend on no method, phase or client. This
         # payload, without the method's additions, is the one of FedAvg.
-        self.base_bytes = models.count_payload_bytes(models.read_tensors(self._build_network(self._build_configured)))
-        self._template = self._build_network(lambda: self.method.network(self._build_configured))
+        base = self._build_network(self._build_configured)
+        self.base_bytes = models.count_payload_bytes(models.read_tensors(base))
+        changed = cls.overrides("network")
+        self._template = self._build_network(lambda: self.method.network(self._build_configured)) if changed else base
         self.env = Env(
             params=self.params,
             num_clients=config.clients,

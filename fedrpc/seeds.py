@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch  # the functions that need it import it: listings and errors do without its two seconds
 
 
 def derive(seed: int, *path: str | int) -> np.random.Generator:
@@ -22,6 +25,8 @@ def derive(seed: int, *path: str | int) -> np.random.Generator:
 
 def make_torch_generator(rng: np.random.Generator, device: torch.device | str = "cpu") -> torch.Generator:
     """A torch generator seeded by the next value of `rng`."""
+    import torch
+
     return torch.Generator(device=device).manual_seed(int(rng.integers(2**63 - 1)))
 
 
@@ -31,6 +36,8 @@ def seed_torch(rng: np.random.Generator, device: torch.device | None = None) -> 
     `torch.manual_seed` also queues calls for devices that are never used, with their stack traces, which costs more
     than a small training step; here only the CPU and the given device are seeded.
     """
+    import torch
+
     seed = int(rng.integers(2**63 - 1))
     torch.default_generator.manual_seed(seed)
     if device is not None and device.type == "cuda":

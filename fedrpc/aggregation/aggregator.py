@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from typing_extensions import TypeVar as TypeVarWithDefault
 
+from fedrpc import registry
 from fedrpc.methods.cost import Cost, Shapes
 from fedrpc.methods.phases import Answering, ClientId, Params, Phase
 from fedrpc.methods.runtime import ClientContext, Env, Round
-from fedrpc.registry import Registry
 from fedrpc.wire.message import Tensors
 
 State = TypeVar("State")
@@ -121,7 +121,7 @@ class Aggregator(Answering, Generic[State, P]):
         return Cost()
 
 
-AGGREGATORS: Registry[type[Aggregator[Any, Any]]] = Registry("aggregator", "aggregators", builtin="fedrpc.aggregation")
+AGGREGATORS: registry.Registry[type[Aggregator[Any, Any]]] = registry.AGGREGATORS
 
 
 def register_aggregator(cls: A) -> A:

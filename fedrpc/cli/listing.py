@@ -4,38 +4,25 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedrpc import config, models
-from fedrpc.aggregation import AGGREGATORS
+from fedrpc import config
+from fedrpc.catalog import MethodEntry
+from fedrpc.cli import describe
 from fedrpc.data import datasets
 from fedrpc.data.origins import DATASETS
 from fedrpc.data.partition import PARTITIONERS, Partitioner
 from fedrpc.errors import DataError, UnknownName
-from fedrpc.methods import METHODS
-from fedrpc.methods.method import Method
-from fedrpc.models.base import MODELS, Architecture, Shape
 from fedrpc.report.table import format_size
-
-# Input shapes that models' parameters are counted for; a model that is no data set's default takes the first that fits.
-SHAPES: dict[str, Shape] = {
-    "cifar10": (3, 32, 32),
-    "mnist": (1, 28, 28),
-    "uci-har": (6, 128),
-    "urbansound8k": (1, 64, 128),
-}
-CLASSES = 10
 
 
 def _make_table(*columns: str, numbers: Sequence[str] = ()) -> Table:
@@ -55,72 +42,37 @@ def _add_row(table: Table, *cells: str | Text) -> None:
     table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
 
 
-def _first_line(text: str | None) -> str:
-    return (text or "").strip().split("\n", 1)[0]
-
-
 def _format_shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 
 
-# Methods
+# Methods and models
 
 
 def list_methods() -> RenderableType:
     """Every method with its paper and what it shares."""
     table = _make_table("method", "about", "leaves a client")
-    for name in METHODS:
-        method = METHODS[name]
-        _add_row(table, name, describe_method(name, method), _describe_sharing(method))
+    for name, method in describe.find_methods().items():
+        _add_row(table, name, method.about, describe_sharing(method))
     return table
 
 
-def describe_method(name: str, method: type[Method[Any, Any]]) -> str:
-    """The first line of its module, which names the paper, if the module is its own; otherwise of its class."""
-    module = method.__module__.rsplit(".", 1)[-1]
-    of_module = _first_line(sys.modules[method.__module__].__doc__) if module == name.replace("-", "_") else ""
-    return of_module or _first_line(method.__doc__)
-
-
-def _describe_sharing(method: type[Method[Any, Any]]) -> str:
+def describe_sharing(method: MethodEntry) -> str:
+    """What leaves a client, and why DP-SGD is refused if it is."""
     beside = f", {method.shares}" if method.shares else ""
-    stance = method.dp_sgd_stance()
-    refused = "" if stance.is_allowed else f"; DP-SGD refused: {stance.reason}"
+    refused = f"; DP-SGD refused: {method.dp_sgd_refusal}" if method.dp_sgd_refusal else ""
     return f"weights and scalars{beside}{refused}"
-
-
-# Models
 
 
 def list_models() -> RenderableType:
     """Every model with its number of parameters for a typical input shape."""
     table = _make_table("model", "about", "parameters", "samples", "default of", numbers=("parameters",))
-    for name in MODELS:
-        builder = MODELS[name]
-        shape = find_reference_shape(name)
-        about = _first_line(inspect.getdoc(builder.make if isinstance(builder, Architecture) else builder))
-        size_words = f"{count_parameters(name, shape):,}" if shape else "-"
-        own = ", ".join(dataset for dataset, model in models.pairing.BY_DATASET.items() if model == name)
-        _add_row(table, name, about, size_words, _format_shape(shape) if shape else "-", own or "-")
-    return Group(
-        table,
-        Text(f"\nParameters with {CLASSES} classes. A model that does not fit the data says which shapes it takes."),
-    )
-
-
-def find_reference_shape(name: str) -> Shape | None:
-    """The input shape to count a model's parameters for: of the data set whose default it is, or one that fits."""
-    for dataset, shape in SHAPES.items():
-        if models.pairing.BY_DATASET.get(dataset) == name:
-            return shape
-    return next((shape for shape in SHAPES.values() if name in models.list_fitting(shape)), None)
-
-
-def count_parameters(name: str, shape: Shape) -> int:
-    """The number of values that a model learns; it is built without memory for them."""
-    with torch.device("meta"):
-        network = models.build(name, shape, CLASSES)
-    return sum(parameter.numel() for parameter in network.parameters())
+    for name, model in describe.find_models().items():
+        count = f"{model.num_parameters:,}" if model.num_parameters is not None else "-"
+        shape = _format_shape(model.shape) if model.shape else "-"
+        _add_row(table, name, model.about, count, shape, ", ".join(model.default_of) or "-")
+    counted = f"Parameters with {describe.CLASSES} classes."
+    return Group(table, Text(f"\n{counted} A model that does not fit the data says which shapes it takes."))
 
 
 # Data sets
@@ -249,16 +201,16 @@ def list_settings() -> RenderableType:
     table = _make_table("setting", "default", "about")
     for name, field in _flatten(config.RunConfig):
         if name != "params":
-            _add_row(table, name, _format_default(field), field.description or "")
+            _add_row(table, name, describe.format_default(field), field.description or "")
     return Group(table, Text("\nA method has parameters of its own, params.NAME: see `fedrpc list params`."))
 
 
 def list_params() -> RenderableType:
     """Every method's own parameters."""
     table = _make_table("method", "parameter", "default", "about")
-    for name in METHODS:
-        for parameter, field in METHODS[name].Params.model_fields.items():
-            _add_row(table, name, f"params.{parameter}", _format_default(field), field.description or "")
+    for name, method in describe.find_methods().items():
+        for key, parameter in method.params.items():
+            _add_row(table, name, f"params.{key}", parameter.default, parameter.about)
     return table
 
 
@@ -276,19 +228,13 @@ def _is_table(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-def _format_default(field: FieldInfo) -> str:
-    value = field.get_default(call_default_factory=True)
-    return "none" if value is None else str(value)
-
-
 def list_aggregators() -> RenderableType:
     """Every layer of aggregation, with its parameters."""
     table = _make_table("aggregator", "about", "parameter", "default", "about it")
-    for name in AGGREGATORS:
-        about, fields = _first_line(AGGREGATORS[name].__doc__), AGGREGATORS[name].Params.model_fields.items()
-        rows = [(f"aggregation.{name}.{key}", _format_default(field), field.description or "") for key, field in fields]
+    for name, layer in describe.find_aggregators().items():
+        rows = [(f"aggregation.{name}.{key}", each.default, each.about) for key, each in layer.params.items()]
         for number, row in enumerate(rows or [("", "", "")]):
-            _add_row(table, *(("", "") if number else (name, about)), *row)
+            _add_row(table, *(("", "") if number else (name, layer.about)), *row)
     return table
 
 

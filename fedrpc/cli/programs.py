@@ -47,11 +47,11 @@ def server(
     **options: Any,
 ) -> None:
     """Serve one run; clients join from anywhere, in any order. The same command again resumes a stopped run."""
+    settings = config.build(merge_values(options | {"method": method}))
     from fedrpc.report.page import show_runs
     from fedrpc.server.run import ServerOptions, serve
     from fedrpc.tls.credentials import server_tls
 
-    settings = config.build(merge_values(options | {"method": method}))
     folder = out or config.default_run_dir(settings)
     served = ServerOptions(
         listen,

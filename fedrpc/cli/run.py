@@ -34,9 +34,10 @@ def run(
 
     The same command again resumes a run that was stopped.
     """
+    settings = config.build(merge_values(options | {"method": method}))
     from fedrpc.launch.local import run_local
 
-    run_local(config.build(merge_values(options | {"method": method})), out, data_dir, log_level, console)
+    run_local(settings, out, data_dir, log_level, console)
 
 
 @add_run_options

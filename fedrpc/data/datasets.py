@@ -13,14 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from fedrpc.data.layout import SPLITS, find_not_finite, hash_array
 from fedrpc.data.origins import DATASETS
 from fedrpc.errors import DataError, UnknownName
+
+if TYPE_CHECKING:
+    import torch  # the functions that need it import it: listings do without its two seconds
 
 EMBEDDED = Path(__file__).resolve().parent / "embedded"
 NORMALISE = ("standard", "unit", "symmetric")
@@ -95,6 +97,8 @@ class DataSet:
             normalise: "standard" for zero mean and unit deviation in each channel, "unit" for stored values divided by
                 `scale` (images lie in [0, 1]), "symmetric" for images in [-1, 1].
         """
+        import torch
+
         self._check_inputs(x, normalise)
         out = torch.from_numpy(np.array(x, dtype=np.float32))
         if self.scale != 1.0:
@@ -117,6 +121,8 @@ class DataSet:
 
     def restore_values(self, inputs: torch.Tensor, normalise: str = "standard") -> torch.Tensor:
         """Inverts `inputs` except for `scale`: images lie in [0, 1] again, signals have their own unit."""
+        import torch
+
         if normalise == "standard":
             mean, std = (torch.tensor(values).view(self._channel_shape) for values in (self.mean, self.std))
             return inputs * std + mean

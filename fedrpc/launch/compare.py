@@ -20,6 +20,7 @@ from fedrpc.config import RunConfig
 from fedrpc.errors import ConfigError, FedrpcError, UnknownName
 from fedrpc.launch.launcher import Launcher, LocalRun, Watcher
 from fedrpc.launch.progress import LiveWatcher, LogWatcher
+from fedrpc.registry import METHODS
 from fedrpc.report.comparison import Failure, show_comparison
 from fedrpc.report.comparison_page import BASELINE, RAW
 from fedrpc.report.page import write_page
@@ -79,21 +80,17 @@ def plan_runs(request: Request) -> list[RunConfig]:
 
 
 def _parse_names(methods: str, baseline: bool) -> list[str]:
-    from fedrpc.methods import METHODS
-
     wanted = [name.strip() for name in methods.split(",") if name.strip()]
     if not wanted:
         raise ConfigError(f"--methods takes names separated by commas, such as fedavg,fedprox, got '{methods}'")
     names = list(dict.fromkeys([BASELINE, *wanted] if baseline else wanted))
     for name in names:
-        METHODS[name]  # raises UnknownName, before anything is started
+        METHODS.check(name)
     return names
 
 
 def _split_layer(layer: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The values of a layer that are common to all methods, and each method's own parameters."""
-    from fedrpc.methods import METHODS
-
     common = {name: value for name, value in layer.items() if name not in ("method", "params")}
     own: dict[str, dict[str, Any]] = {name: {} for name in names}
     plain, owner = _read_params(layer, ""), layer.get("method")
@@ -128,8 +125,6 @@ def _read_params(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 def _check_known(plain: Mapping[str, Any], names: Sequence[str]) -> None:
     """Refuses a parameter that none of the methods has."""
-    from fedrpc.methods import METHODS
-
     known = {f"params.{key}" for name in names for key in METHODS[name].Params.model_fields}
     for key in plain:
         if f"params.{key}" not in known:
@@ -194,8 +189,6 @@ class Announcer:
     """
 
     def __init__(self, console: Console, place: str, method: str) -> None:
-        from fedrpc.methods import METHODS
-
         self._console, self._place, self._method = console, place, method
         self._mark = f" ({RAW})" if METHODS[method].shares_raw_data else ""
         log.set_up("info", role="compare", method=method)

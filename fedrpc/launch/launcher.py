@@ -77,7 +77,7 @@ class Launcher:
 
     def run(self) -> None:
         """Blocks until the run is over; raises what ended it early."""
-        preload()
+        preload(self._run.config)
         freeze_memory()
         self._control, theirs = socket.socketpair()
         reader, writer = os.pipe()

@@ -11,7 +11,6 @@ from fedrpc import log
 from fedrpc.config import RunConfig, default_run_dir
 from fedrpc.launch.launcher import Launcher, LocalRun
 from fedrpc.launch.progress import LiveWatcher, LogWatcher
-from fedrpc.report.page import show_runs
 
 
 def run_local(config: RunConfig, out: Path | None, data_dir: Path | None, log_level: str, console: Console) -> None:
@@ -22,4 +21,6 @@ def run_local(config: RunConfig, out: Path | None, data_dir: Path | None, log_le
     log.set_up("info", role="run")
     watcher = LiveWatcher(console, config.rounds) if console.is_terminal else LogWatcher()
     Launcher(LocalRun(config, out, data_dir, log_level), watcher).run()
+    from fedrpc.report.page import show_runs  # here, so that the run does not wait for its imports
+
     show_runs([out], console)

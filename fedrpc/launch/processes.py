@@ -11,29 +11,41 @@ import time
 import traceback
 from collections.abc import Callable, Collection
 
-from fedrpc.process import die_with_parent
+from fedrpc.config import RunConfig
+from fedrpc.process import die_with_parent, pausing_collector
+from fedrpc.registry import AGGREGATORS, METHODS, MODELS
 
 MANY_CLIENTS = 64  # from here on `collapse_memory` pays
 _HUGE_BYTES = 2 << 20
 _MADV_COLLAPSE = 25  # linux/mman.h
 
 
-def preload() -> None:
+def preload(config: RunConfig | None = None) -> None:
     """Imports what every client needs, so that forked clients share its memory.
 
     That includes late imports, which each client would otherwise pay for: the first optimizer imports torch._dynamo,
-    and np.unique imports numpy.ma (11 MiB).
+    np.unique imports numpy.ma (11 MiB), private training Opacus, and a budget SciPy.
+
+    Args:
+        config: The run's configuration; everything that any run may need when None.
     """
-    import numpy.ma  # noqa: F401
-    import torch._dynamo  # noqa: F401
+    with pausing_collector():
+        import numpy.ctypeslib
+        import numpy.ma  # noqa: F401
+        import torch._dynamo  # noqa: F401
 
-    import fedrpc.client.app  # with grpc
-    import fedrpc.server.run  # noqa: F401
-    from fedrpc.aggregation import AGGREGATORS
-    from fedrpc.methods import METHODS
+        import fedrpc.client.app  # with grpc
 
-    for registry in (METHODS, AGGREGATORS):
-        list(registry)  # loads all that is registered
+        list(MODELS)  # looks for third parties' models once, instead of in every client
+        if config is None:
+            for registry in (METHODS, AGGREGATORS):
+                for name in registry:
+                    registry[name]
+        if config is None or config.privacy.epsilon_budget is not None or config.privacy.dp_sgd:
+            import scipy.optimize
+            import scipy.special  # noqa: F401
+        if config is not None and config.privacy.dp_sgd:
+            import fedrpc.training.dpsgd  # noqa: F401
 
 
 def collapse_memory() -> None:

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import nn
 from typing_extensions import TypeVar as TypeVarWithDefault
 
+from fedrpc import registry
 from fedrpc.methods.cost import Cost, Shapes
 from fedrpc.methods.phases import Answering, ClientId, Params, Phase, Reply, on
 from fedrpc.methods.runtime import Aggregate, ClientContext, Env, Round
-from fedrpc.registry import Registry
 from fedrpc.training.loop import TrainReport
 from fedrpc.training.losses import Loss
 from fedrpc.wire.message import Tensors
@@ -133,7 +133,7 @@ class Method(Answering, Generic[State, P]):
         return stance
 
 
-METHODS: Registry[type[Method[Any, Any]]] = Registry("method", "methods", builtin="fedrpc.methods")
+METHODS: registry.Registry[type[Method[Any, Any]]] = registry.METHODS
 
 
 def register(cls: M) -> M:

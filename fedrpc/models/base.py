@@ -8,14 +8,14 @@ from typing import ClassVar, TypeVar
 
 from torch import Tensor, nn
 
+from fedrpc import registry
 from fedrpc.errors import ConfigError
-from fedrpc.registry import Registry
 
 Shape = tuple[int, ...]
 Builder = Callable[..., nn.Module]
 B = TypeVar("B", bound=Builder)
 
-MODELS: Registry[Builder] = Registry("model", "models")
+MODELS: registry.Registry[Builder] = registry.MODELS
 
 
 class Model(nn.Module):

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 
-from scipy.optimize import brentq
-from scipy.special import log_ndtr
-
 
 def compute_delta(mu: float, epsilon: float) -> float:
     """Computes the smallest delta at which a mu-GDP release is (epsilon, delta)-DP."""
+    from scipy.special import log_ndtr  # here, since SciPy is slow to import, and most runs do without
+
     if mu == 0:
         return max(0.0, 1 - math.exp(epsilon)) if epsilon < 0 else 0.0
     # In logarithms, since exp(epsilon) overflows long before the product does.
@@ -24,6 +23,8 @@ def compute_delta(mu: float, epsilon: float) -> float:
 
 def solve_epsilon(mu: float, delta: float) -> float:
     """Finds the smallest epsilon at which a mu-GDP release is (epsilon, delta)-DP: exact, up to the root finder."""
+    from scipy.optimize import brentq
+
     if not 0 < delta < 1:
         raise ValueError(f"expected a delta between 0 and 1, got {delta}")
     if math.isinf(mu):

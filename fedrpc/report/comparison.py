@@ -42,7 +42,7 @@ from rich.text import Text
 import fedrpc
 from fedrpc.errors import ConfigError
 from fedrpc.files import explain_unwritable, write_atomically
-from fedrpc.methods import METHODS
+from fedrpc.registry import METHODS
 from fedrpc.report.comparison_page import (
     BASELINE,
     RAW,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
 
 import psutil
 
@@ -63,6 +66,21 @@ def timed() -> Iterator[list[float]]:
     started = time.monotonic()
     yield taken
     taken.append(time.monotonic() - started)
+
+
+def describe_machine() -> dict[str, object]:
+    """What figures depend on beside the code: processor, cores, versions, and how busy the machine is."""
+    with open("/proc/cpuinfo") as file:
+        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / (1 << 30), 1),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "grpcio": version("grpcio"),
+        "load": [round(value, 2) for value in os.getloadavg()],
+    }
 
 
 def show(title: str, rows: dict[str, str]) -> None:

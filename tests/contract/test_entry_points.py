@@ -36,10 +36,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     """Installs a package with entry points for the duration of a test."""
     monkeypatch.syspath_prepend(tmp_path)
     for registry in (METHODS, AGGREGATORS):
-        list(registry)  # built-ins register once, when they are first imported
         monkeypatch.setattr(registry, "_items", dict(registry._items))
-        monkeypatch.setattr(registry, "_broken", {})
-        monkeypatch.setattr(registry, "_is_loaded", False)
+        vars(registry).pop("_points", None)
 
     def put(points: str = "toy = toy_plugin:Toy", source: str = SOURCE, group: str = "fedrpc.methods") -> None:
         (tmp_path / "toy_plugin.py").write_text(source)
@@ -51,6 +49,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
     yield put
     sys.modules.pop("toy_plugin", None)
+    vars(METHODS).pop("_points", None)
 
 
 def test_a_method_of_another_package_is_found_by_name(install):
