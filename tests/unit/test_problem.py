@@ -15,5 +15,5 @@ def test_a_method_that_lacks_something_is_refused() -> None:
         name = "half"
         init, model = FedAvg.init, FedAvg.model
 
-    with pytest.raises(ConfigError, match="method 'half' is not whole: Half lacks round, cost"):
+    with pytest.raises(ConfigError, match="method 'half' is incomplete: Half lacks round, cost"):
         problem_of(Half)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from fedrpc import models
 from fedrpc.catalog import read_catalog
 from fedrpc.cli import describe, listing
+from fedrpc.errors import UnknownName
 from fedrpc.methods import METHODS
 from fedrpc.methods.method import Method, refused
 
@@ -49,3 +52,21 @@ def test_a_models_shape_is_that_of_its_own_data() -> None:
     assert describe.find_reference_shape("zda-mnist") == (1, 28, 28)
     assert describe.find_reference_shape("harnet") == (6, 128)
     assert describe.find_reference_shape("resnet18") == (3, 32, 32)
+
+
+def test_a_new_file_works_before_the_catalog_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, known = "fedrpc.methods.fedprox", read_catalog()
+    without = known.model_copy(
+        update={
+            "modules": tuple(name for name in known.modules if name != module),
+            "methods": {name: entry for name, entry in known.methods.items() if name != "fedprox"},
+        }
+    )
+    monkeypatch.setattr("fedrpc.registry.read_catalog", lambda: without)
+    monkeypatch.setattr(METHODS, "_catalog", without.methods)
+    monkeypatch.setattr(METHODS, "_items", {n: item for n, item in METHODS._items.items() if n != "fedprox"})
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    assert METHODS["fedprox"].name == "fedprox"
+    assert "fedprox" in list(METHODS)
+    with pytest.raises(UnknownName, match="Did you mean 'fedprox'"):
+        METHODS.check("fedproxy")
