@@ -230,11 +230,11 @@ def _is_table(kind: Any) -> bool:
 
 def list_aggregators() -> RenderableType:
     """Every layer of aggregation, with its parameters."""
-    table = _make_table("aggregator", "about", "parameter", "default", "about it")
+    table = _make_table("aggregator or parameter", "default", "about")
     for name, layer in describe.find_aggregators().items():
-        rows = [(f"aggregation.{name}.{key}", each.default, each.about) for key, each in layer.params.items()]
-        for number, row in enumerate(rows or [("", "", "")]):
-            _add_row(table, *(("", "") if number else (name, layer.about)), *row)
+        _add_row(table, name, "", layer.about)
+        for key, each in layer.params.items():
+            _add_row(table, f"  aggregation.{name}.{key}", each.default, each.about)
     return table
 
 
