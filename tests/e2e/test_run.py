@@ -100,7 +100,7 @@ def test_the_checkpoint_is_what_its_manifest_says(finished: RunDir) -> None:
 def test_model_safetensors_has_the_hash_of_the_summary(finished: RunDir) -> None:
     weights = load_file(finished.path / "model.safetensors")
     assert hash_model(weights) == finished.model_sha256
-    fresh = Problem(build(read_toml(finished.path / "config.toml"))).network().state_dict()
+    fresh = Problem(build(read_toml(finished.path / "config.toml"))).copy_network().state_dict()
     assert {name: value.shape for name, value in weights.items()} == {k: v.shape for k, v in fresh.items()}
     assert not all(torch.equal(value, fresh[name]) for name, value in weights.items()), "it has learned"
 

@@ -30,10 +30,12 @@ def are_equal(one: Tensors, two: Tensors) -> bool:
 def average_answers(weights_of: dict[int, tuple[Tensors, int]]) -> Tensors:
     """The server half's next model from these answers."""
 
-    async def reply(phase, message, check=None):
+    async def reply(phase, message, check):
         assert phase is FIT
         for client, (weights, count) in weights_of.items():
-            yield Reply(client, Update(weights, count, torch.zeros(1, dtype=torch.float64)))
+            update = Update(weights, count, torch.zeros(1, dtype=torch.float64))
+            check(message, update)
+            yield Reply(client, update)
 
     with InMemoryFederation(problem_of("fedavg")) as federation:
         rnd = federation.stage(0)
