@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedrpc.methods.blocks.updates import release_update, train_cohort, weigh_equally
+from fedrpc.methods.blocks.updates import release_update, weigh_equally
 from fedrpc.methods.method import ClientContext, Cost, Env, Loss, Method, P, Phase, Round, Shapes, allowed, on, register
 from fedrpc.models.state import load, read_tensors
 from fedrpc.training.losses import cross_entropy
@@ -64,8 +64,9 @@ class FedAvg(Method[Global, P]):
         return Global(read_tensors(env.model()))
 
     async def round(self, state: Global, rnd: Round[P]) -> Global:
-        """Asks the cohort to train by `rnd.mean`, which records losses, too; the mean is the next model."""
-        fit = await train_cohort(rnd, FIT, state)
+        """Asks the cohort to train; the aggregate of its models is the next one."""
+        fit = await rnd.mean(FIT, state)
+        rnd.record(local_losses={client: answer.losses.tolist() for client, answer in fit.answers.items()})
         return Global(fit.weights) if fit.clients else state  # nobody, if all abstained
 
     @on(FIT)
@@ -74,7 +75,7 @@ class FedAvg(Method[Global, P]):
         model = ctx.model()
         load(model, msg.weights)
         report = ctx.train(model, self.build_loss(ctx, msg), on_grad=self.build_correction(ctx, msg))
-        return Update(**release_update(ctx, model, report))
+        return Update(**release_update(ctx, model, report))  # its fields, each with a privacy row
 
     def build_loss(self, ctx: ClientContext[P], msg: Global) -> Loss:
         """The loss of a batch; methods that change nothing else override this."""
@@ -90,10 +91,6 @@ class FedAvg(Method[Global, P]):
 
     def cost(self, shapes: Shapes[P]) -> Cost:
         """The model both ways for each participation; up also the number of examples and a loss for each epoch."""
-        n = shapes.num_asked
-        return (
-            Cost()
-            .add("down", Kind.WEIGHTS, n * shapes.weights_bytes)
-            .add("up", Kind.WEIGHTS, n * shapes.weights_bytes)
-            .add("up", Kind.SCALARS, n * 8 * (1 + shapes.env.train.epochs))
-        )
+        n, size = shapes.num_asked, shapes.weights_bytes
+        cost = Cost().add("down", Kind.WEIGHTS, n * size).add("up", Kind.WEIGHTS, n * size)
+        return cost.add("up", Kind.SCALARS, n * 8 * (1 + shapes.env.train.epochs))
