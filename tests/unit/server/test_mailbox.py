@@ -5,76 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrpc.config import LimitsConfig
-from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Question, Task
+from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Task
 from fedrpc.server.roster import Roster, Session
 from fedrpc.wire.envelope import Cancel, Idle
-from fedrpc.wire.frames import build_inline_chunks
-from fedrpc.wire.v1 import coordinator_pb2 as pb
 from tests.fakes import asynchronous, task_of
 from tests.unit.server.clock import Clock
-from tests.unit.wire.messages import Everything, One, envelope_of, everything, frames_of, message_of, same
-
-MESSAGE = One(torch.zeros(2))
+from tests.unit.server.post import Post, settle
 
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     return Clock.installed(monkeypatch)
-
-
-class Post:
-    """A mailbox, its clients' sessions and their parked polls."""
-
-    def __init__(self, num_clients: int = 3, parallel: int = 0, **limits: float) -> None:
-        self.roster = Roster(num_clients, grace_s=5)
-        self.mailbox = Mailbox(self.roster, LimitsConfig(**limits), parallel)
-        self.sessions = {client: self.roster.join(client, "a")[0] for client in range(num_clients)}
-        self.polls: dict[int, asyncio.Task[Any]] = {}
-
-    async def poll(self, *clients: int) -> None:
-        """Parks a poll for each of these clients."""
-        for client in clients:
-            self.polls[client] = asyncio.create_task(self.mailbox.next(self.sessions[client]))
-            await settle()
-
-    def got(self, client: int) -> Any:
-        """What a client's poll brought (the task of a delivery), or nothing yet."""
-        found = self.polls[client].result() if self.polls[client].done() else None
-        return found.task if isinstance(found, Delivery) else found
-
-    @property
-    def here(self) -> list[int]:
-        """Whose session is open."""
-        return [session.client for session in self.roster]
-
-    async def rejoin(self, client: int, instance: str = "a") -> Session:
-        """A client comes again."""
-        session, old = self.roster.join(client, instance)
-        if old:
-            self.mailbox.replace_session(old)
-        self.sessions[client] = session
-        await settle()
-        return session
-
-    def task(self, client: int, step: int = 0) -> Task:
-        return task_of(client, MESSAGE, step=step)
-
-    def tasks(self) -> list[Task]:
-        return [self.task(client) for client in self.sessions]
-
-
-async def settle() -> None:
-    """Lets everything that can go on go on."""
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 def reason(task: Task) -> str:
@@ -636,55 +583,3 @@ async def test_a_question_that_cannot_be_encoded_raises_in_ask():
         await first.outcome
     await post.poll(0)
     assert post.got(0) is second
-
-
-# Questions
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_question_is_encoded_once_and_its_frames_equal_those_on_the_wire(shared, monkeypatch):
-    monkeypatch.setattr("fedrpc.wire.frames.SMALL_BYTES", 0)
-    question = Question(everything(), shared=shared)
-    assert not question.prepared
-    question.prepare()
-    assert question.prepared
-    assert question.payload is question.payload
-    for _ in range(2):
-        assert [data for _, _, data in question.iter_frames()] == frames_of(everything())[1:]
-    assert sum(size for _, size, _ in question.iter_frames()) == question.payload.size_bytes
-
-
-def test_a_small_question_travels_whole_in_its_envelope():
-    question = Question(everything(), shared=True)
-    assert not list(question.iter_frames())
-    chunks = build_inline_chunks(question.payload)
-    assert [chunk.data for chunk in chunks] == [b"".join(v) for v in question.payload.buffers if v]
-    envelope = envelope_of(question.payload)
-    envelope.chunks.extend(chunks)
-    assert same(message_of(Everything, [pb.Frame(envelope=envelope).SerializeToString()]), everything())
-
-
-def test_only_an_individual_question_is_forgotten_when_it_is_answered():
-    shared, own = Question(everything(), shared=True), Question(everything(), shared=False)
-    for question in (shared, own):
-        question.prepare()
-        question.forget()
-    assert shared.prepared
-    assert not own.prepared
-
-
-@asynchronous
-async def test_a_server_that_ends_withdraws_nothing() -> None:
-    """Its next life asks the same again, and a client that is at work should be left to it."""
-    post = Post(1)
-    [task] = post.tasks()
-    await post.poll(0)
-    post.mailbox.post([task])
-    await settle()
-    post.mailbox.mark_delivered(Delivery(task, 0))
-    await post.poll(0)
-    post.mailbox.end()
-    post.mailbox.withdraw([task], "the round is over")
-    await settle()
-    assert post.got(0) is None
-    assert not task.done
