@@ -22,12 +22,11 @@ from fedrpc.privacy.ledger import list_releases
 from fedrpc.problem import Problem
 from fedrpc.process import give_back_memory
 from fedrpc.seeds import seed_torch
-from fedrpc.wire.codec import check_finite, decode, encode
+from fedrpc.wire.codec import decode, encode
 from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import check_name
-from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import EVALUATE, LedgerAnswer, to_json
-from fedrpc.wire.message import averaged_fields, flatten
+from fedrpc.wire.message import averaged_fields
 from fedrpc.wire.tcpinfo import Meter
 
 _LONG_S = 0.3
@@ -63,10 +62,7 @@ class Answerer:
         self.cpu_s += took
         if not isinstance(body, phase.up):
             raise TypeError(f"phase '{phase.name}' must answer with {phase.up.__name__}, got {type(body).__name__}")
-        for flat in flatten(body):
-            if flat.kind != Kind.SCALARS:
-                check_finite(flat.name, flat.tensors)  # before anything of it is committed
-        payload = encode(body)
+        payload = encode(body, finite=True)  # checked before anything of it is committed
         reply = Envelope(
             task_id=question.task_id,
             round=question.round,

@@ -67,7 +67,7 @@ class FedAvg(Method[Global, P]):
         """Asks the cohort to train; the aggregate of its models is the next one."""
         fit = await rnd.mean(FIT, state)
         rnd.record(local_losses={client: answer.losses.tolist() for client, answer in fit.answers.items()})
-        return Global(fit.weights) if fit.clients else state  # nobody, if all abstained
+        return Global(fit.weights) if fit.clients else state  # unchanged if all abstained
 
     @on(FIT)
     def fit(self, ctx: ClientContext[P], msg: Global) -> Update:

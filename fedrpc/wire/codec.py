@@ -46,11 +46,17 @@ class Payload:
         return {part.name: Kind(part.kind) for part in self.parts}
 
 
-def encode(message: Any) -> Payload:
-    """Encodes a typed message as headers and buffers; a tensor that is contiguous on the CPU is not copied."""
+def encode(message: Any, *, finite: bool = False) -> Payload:
+    """Encodes a typed message as headers and buffers; a tensor that is contiguous on the CPU is not copied.
+
+    Args:
+        finite: Raise Diverged when a part other than scalars has NaN or infinity.
+    """
     parts, buffers = [], []
     hasher = hashlib.sha256()
     for flat in flatten(message):
+        if finite and flat.kind != Kind.SCALARS:
+            check_finite(flat.name, flat.tensors)
         header, views = _encode_part(flat)
         hasher.update(header.SerializeToString(deterministic=True))
         for view in views:

@@ -15,13 +15,7 @@ from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Task
 from fedrpc.server.roster import Roster, Session
 from fedrpc.wire.envelope import Cancel, Idle
 from tests.fakes import asynchronous, task_of
-from tests.unit.server.clock import Clock
 from tests.unit.server.post import Post, settle
-
-
-@pytest.fixture
-def clock(monkeypatch) -> Clock:
-    return Clock.installed(monkeypatch)
 
 
 def reason(task: Task) -> str:
@@ -583,3 +577,20 @@ async def test_a_question_that_cannot_be_encoded_raises_in_ask():
         await first.outcome
     await post.poll(0)
     assert post.got(0) is second
+
+
+@asynchronous
+async def test_a_server_that_ends_withdraws_nothing() -> None:
+    """After a restart it asks the same again, so a client at work should not be cancelled."""
+    post = Post(1)
+    [task] = post.tasks()
+    await post.poll(0)
+    post.mailbox.post([task])
+    await settle()
+    post.mailbox.mark_delivered(Delivery(task, 0))
+    await post.poll(0)
+    post.mailbox.end()
+    post.mailbox.withdraw([task], "the round is over")
+    await settle()
+    assert post.got(0) is None
+    assert not task.done

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fedrpc.server.mailbox import Delivery, Question
+from fedrpc.server.mailbox import Question
 from fedrpc.wire.frames import build_inline_chunks
 from fedrpc.wire.v1 import coordinator_pb2 as pb
-from tests.fakes import asynchronous
-from tests.unit.server.post import Post, settle
 from tests.unit.wire.messages import Everything, envelope_of, everything, frames_of, message_of, same
 
 
@@ -42,20 +40,3 @@ def test_only_an_individual_question_is_forgotten_when_it_is_answered():
         question.forget()
     assert shared.prepared
     assert not own.prepared
-
-
-@asynchronous
-async def test_a_server_that_ends_withdraws_nothing() -> None:
-    """Its next life asks the same again, and a client that is at work should be left to it."""
-    post = Post(1)
-    [task] = post.tasks()
-    await post.poll(0)
-    post.mailbox.post([task])
-    await settle()
-    post.mailbox.mark_delivered(Delivery(task, 0))
-    await post.poll(0)
-    post.mailbox.end()
-    post.mailbox.withdraw([task], "the round is over")
-    await settle()
-    assert post.got(0) is None
-    assert not task.done

@@ -8,12 +8,6 @@ import pytest
 
 from fedrpc.server.roster import IdTaken, OutOfRange, Roster, UnknownSession
 from tests.fakes import asynchronous
-from tests.unit.server.clock import Clock
-
-
-@pytest.fixture
-def clock(monkeypatch) -> Clock:
-    return Clock.installed(monkeypatch)
 
 
 @pytest.fixture
