@@ -44,7 +44,7 @@ fmt: setup ## format, and fix what can be fixed
 	@$(BIN)/ruff check --fix --quiet || true
 	@$(BIN)/ruff format
 
-protos: setup ## make fedrpc/wire/v1 anew from protos/
+protos: setup ## make fedrpc/wire/v2 anew from protos/
 	@$(BIN)/python protos/generate.py
 
 catalog: setup ## describe all methods, aggregators and models anew in fedrpc/catalog.json

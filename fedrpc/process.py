@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -48,6 +49,16 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before we asked
         os._exit(1)
+
+
+def allow_open_files(number: int) -> None:
+    """Raises this process's limit of open files by so many, as far as the system permits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        wanted = soft + number
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+        )
 
 
 def freeze_memory() -> None:

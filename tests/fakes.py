@@ -47,7 +47,7 @@ from fedrpc.wire.frames import Assembler, load_payload, parse, serialise_chunks
 from fedrpc.wire.ledger import Attempt, Rows, classify_frame, compute_totals, merge
 from fedrpc.wire.message import Tensors
 from fedrpc.wire.tcpinfo import Meter
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 CPU = torch.device("cpu")
 RUN_ID = "in-memory"

@@ -96,7 +96,7 @@ def client(
 
     tls = client_tls(tls_ca, tls_cert, tls_key)
     options = ClientOptions(
-        server, client_id, state_dir or default_state_dir(), data_dir, device, tls, insecure, wait_s, clients_per_pod
+        server, (client_id,), state_dir or default_state_dir(), data_dir, device, tls, insecure, wait_s, clients_per_pod
     )
     if clients_per_pod:
         run_pod(options, clients_per_pod, clients, log_level)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from fedrpc.client.context import AnswerContext
 from fedrpc.client.store import ClientStore, Kept, Transaction
 from fedrpc.client.transport import Task
 from fedrpc.errors import WireError
-from fedrpc.methods.builtin import BUILTIN, Candidate, ClientEvaluation
+from fedrpc.methods.builtin import BUILTIN, LEDGER, Candidate, ClientEvaluation
 from fedrpc.methods.phases import Phase
 from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate
 from fedrpc.models.state import load
@@ -22,10 +23,10 @@ from fedrpc.privacy.ledger import list_releases
 from fedrpc.problem import Problem
 from fedrpc.process import give_back_memory
 from fedrpc.seeds import seed_torch
-from fedrpc.wire.codec import decode, encode
+from fedrpc.wire.codec import Payload, decode, encode
 from fedrpc.wire.envelope import Envelope
-from fedrpc.wire.frames import check_name
-from fedrpc.wire.ledger import EVALUATE, LedgerAnswer, to_json
+from fedrpc.wire.frames import check_name, serialise_file
+from fedrpc.wire.ledger import EVALUATE, SESSION, LedgerAnswer, Rows, to_json
 from fedrpc.wire.message import averaged_fields
 from fedrpc.wire.tcpinfo import Meter
 
@@ -42,13 +43,17 @@ class Answerer:
         self._cache: dict[str, Any] = {}
         self.cpu_s = 0.0  # CPU time of the answers, most of it training
 
-    def answer(self, task: Task, stop: threading.Event) -> Kept:
+    def answer(self, task: Task, stop: threading.Event, take_rows: Callable[[], Rows]) -> Kept:
         """Answers a task; the same question again gives the same bytes again.
 
         Args:
             stop: Set when the server withdraws the task.
+            take_rows: Gives the rows of the client's ledger that are not in the store yet; they are stored with the
+                answer.
         """
         question = task.envelope
+        if question.phase == SESSION:
+            return self._report_ledger(task, take_rows())
         kept = self._store.find_answer(check_name(question.task_id), question.digest)
         if kept is not None:
             return kept
@@ -63,16 +68,7 @@ class Answerer:
         if not isinstance(body, phase.up):
             raise TypeError(f"phase '{phase.name}' must answer with {phase.up.__name__}, got {type(body).__name__}")
         payload = encode(body, finite=True)  # checked before anything of it is committed
-        reply = Envelope(
-            task_id=question.task_id,
-            round=question.round,
-            phase=question.phase,
-            step=question.step,
-            parts=payload.parts,
-            digest=payload.digest,
-            question=question.digest,
-            epoch=question.epoch,
-        )
+        reply = _build_reply(question, payload)
         where = {
             "client": self._client,
             "round": question.round,
@@ -81,13 +77,21 @@ class Answerer:
             "task": question.task_id,
         }
         released = list_releases(payload.kinds, context.guarantees, where, self._problem.config.privacy.noise)
-        kept = self._store.commit(reply, payload, transaction.writes, released)
+        kept = self._store.commit(reply, payload, transaction.writes, released, take_rows())
         if took > _LONG_S:
             # A client is idle for most of a run, and must not hold its training's memory: 75 idle clients of a small
             # network held 140 MB each. Short answers come in quick succession, and are not worth it.
             del context, body, payload, message
             give_back_memory()
         return kept
+
+    def _report_ledger(self, task: Task, rows: Rows) -> Kept:
+        """Answers the question for the client's ledger, which is asked anew each time: the answer is not kept."""
+        self._store.book(rows)
+        decode(LEDGER.down, task.envelope.parts, task.buffers)
+        lines = "\n".join(to_json(key, sums) for key, sums in self._store.read_ledger().items())
+        payload = encode(LedgerAnswer(lines, *self._meter.read()))
+        return serialise_file(_build_reply(task.envelope, payload), payload)
 
     def _phase(self, name: str) -> Phase[Any, Any]:
         if name in BUILTIN:
@@ -118,9 +122,6 @@ class Answerer:
     def _body(self, phase: Phase[Any, Any], context: AnswerContext, message: Any) -> Any:
         if phase.name == EVALUATE:
             return self._evaluate(context, message)
-        if phase.name in BUILTIN:
-            rows = "\n".join(to_json(key, sums) for key, sums in self._store.read_ledger().items())
-            return LedgerAnswer(rows, *self._meter.read())
         method = self._problem.method
         if phase.name in method.phases:
             return self._transform(phase, context, message, method.answer(phase.name, context, message))
@@ -150,3 +151,16 @@ class Answerer:
             device=self._device,
         )
         return ClientEvaluation(result.num_examples, result.num_correct, result.loss_sum)
+
+
+def _build_reply(question: Envelope, payload: Payload) -> Envelope:
+    return Envelope(
+        task_id=question.task_id,
+        round=question.round,
+        phase=question.phase,
+        step=question.step,
+        parts=payload.parts,
+        digest=payload.digest,
+        question=question.digest,
+        epoch=question.epoch,
+    )

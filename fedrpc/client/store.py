@@ -22,10 +22,11 @@ from fedrpc.privacy.mechanisms import History
 from fedrpc.wire import ledger, stored
 from fedrpc.wire.codec import Payload
 from fedrpc.wire.envelope import Envelope
-from fedrpc.wire.frames import check_crcs, fits_envelope, load_payload, serialise_file, write_file
+from fedrpc.wire.frames import check_crcs, load_payload, serialise_file, write_file
 
 T = TypeVar("T")
 Kept = Path | bytes  # an answer's file, or the bytes of the file when the answer is small
+_SMALL_BYTES = 32 << 10  # an answer up to this goes into the database
 _LARGE_BYTES = 256 << 10  # a larger value gets a file: SQLite would write it twice and checksum every page
 _MAX_ROWS_BYTES = 1 << 20
 _DELTA = 1e-5  # for comparing two histories; any value would do
@@ -86,6 +87,9 @@ class ClientStore:
         self._lock = threading.Lock()  # the training thread and the event loop share the store
         self._db = sqlite3.connect(folder / "store.db", check_same_thread=False, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._syncing = False
+        self._unsent: set[str] = set()  # answers that were committed and not yet sent
         self._db.executescript(_SCHEMA)
         named = {name for (name,) in self._db.execute("SELECT value FROM entries WHERE typeof(value) = 'text'")}
         self._remove(path.name for path in self._values.iterdir() if path.name not in named)  # left by a crash
@@ -143,9 +147,17 @@ class ClientStore:
         return None
 
     def commit(
-        self, envelope: Envelope, payload: Payload, writes: dict[str, bytes | None], released: Iterable[Release]
+        self,
+        envelope: Envelope,
+        payload: Payload,
+        writes: dict[str, bytes | None],
+        released: Iterable[Release],
+        booked: ledger.Rows | None = None,
     ) -> Kept:
         """Commits an answer: its writes, its bytes and its privacy rows, all or none.
+
+        Args:
+            booked: Rows of the ledger of bytes, which are stored on this occasion.
 
         A small answer's bytes go into the database: creating and removing a file would cost more than the answer. The
         commit is synced only when a row has a cost: lost in a power cut, it would be spent twice.
@@ -153,19 +165,21 @@ class ClientStore:
         released = list(released)
         has_cost = any(release.guarantee.history for release in released)
         kept: Kept
-        if fits_envelope(payload):
+        if payload.size_bytes <= _SMALL_BYTES:
             kept = serialise_file(envelope, payload)
         else:
             kept = self._answers / envelope.task_id
             write_file(kept, envelope, payload, sync=has_cost)
         values = {key: self._set_aside(value) for key, value in writes.items()}
         with self._lock:
-            self._db.execute(f"PRAGMA synchronous={'FULL' if has_cost else 'NORMAL'}")
+            if has_cost != self._syncing:
+                self._db.execute(f"PRAGMA synchronous={'FULL' if has_cost else 'NORMAL'}")
+                self._syncing = has_cost
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")
                 number = self._next_number()
                 self._db.execute(
-                    "INSERT INTO answers VALUES (?, ?, ?, ?, 0)",
+                    "INSERT INTO answers VALUES (?, ?, ?, ?, 1)",  # its first upload follows
                     (envelope.task_id, number, envelope.epoch, envelope.question),
                 )
                 if isinstance(kept, bytes):
@@ -174,6 +188,8 @@ class ClientStore:
                 self._db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
                 for release in released:
                     self._append(release)
+                self._add_rows(booked or {})
+        self._unsent.add(envelope.task_id)
         return kept
 
     def _next_number(self) -> int:
@@ -192,6 +208,9 @@ class ClientStore:
 
     def next_attempt(self, task: str) -> int:
         """Returns the number of the next upload of an answer: from 0, also across restarts."""
+        if task in self._unsent:
+            self._unsent.discard(task)
+            return 0
         with self._lock:
             row = self._db.execute(
                 "UPDATE answers SET attempts = attempts + 1 WHERE task = ? RETURNING attempts - 1", (task,)
@@ -279,18 +298,20 @@ class ClientStore:
 
     def book(self, rows: ledger.Rows) -> None:
         """Adds rows to the client's ledger of bytes."""
-        values = [
-            (k.round, k.phase, k.kind, k.direction, k.client, k.attempt, k.aborted, *vars(s).values())
-            for k, s in rows.items()
-        ]
         with self._lock, self._db:
             self._db.execute("BEGIN")
-            self._db.executemany(
-                "INSERT INTO bytes VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET "
-                "tensor = tensor + excluded.tensor, message = message + excluded.message, "
-                "messages = messages + excluded.messages",
-                values,
-            )
+            self._add_rows(rows)
+
+    def _add_rows(self, rows: ledger.Rows) -> None:
+        self._db.executemany(
+            "INSERT INTO bytes VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET "
+            "tensor = tensor + excluded.tensor, message = message + excluded.message, "
+            "messages = messages + excluded.messages",
+            [
+                (k.round, k.phase, k.kind, k.direction, k.client, k.attempt, k.aborted, *vars(s).values())
+                for k, s in rows.items()
+            ],
+        )
 
     def read_ledger(self) -> ledger.Rows:
         """Reads the client's ledger of bytes."""

@@ -113,7 +113,7 @@ def run_logged_client(client: int, options: dict[str, Any]) -> int:
     log.set_up(options["log_level"], role="client", client=client)
     known = ClientOptions(
         server=options["server"],
-        client_id=client,
+        client_ids=(client,),
         state_dir=state_dir,
         data_dir=Path(data_dir) if data_dir else None,
     )

@@ -48,7 +48,7 @@ class Pod:
     """
 
     def __init__(self, clients: Iterable[ClientOptions], log_level: str) -> None:
-        self._options = {options.client_id: options for options in clients}
+        self._options = {options.client_ids[0]: options for options in clients}
         self._log_level = log_level
         self._running: dict[int, int] = {}  # clients by process id
         self._supervisor = Supervisor(self._options, self._start, _log_restart)
@@ -78,7 +78,7 @@ class Pod:
 
     def _run_client(self, options: ClientOptions) -> int:
         signal.signal(signal.SIGTERM, end_at_once)
-        log.set_up(self._log_level, role="client", client=options.client_id)
+        log.set_up(self._log_level, role="client", client=options.client_ids[0])
         return exit_code_of(lambda: run_async(run_client_app(options)))
 
     def _handle_exits(self) -> None:
@@ -96,7 +96,7 @@ def _log_restart(name: str, values: dict[str, Any]) -> None:
 
 def run_client(options: ClientOptions, log_level: str) -> None:
     """Takes part in a run as one client, until the server says that it is over."""
-    log.set_up(log_level, role="client", client=options.client_id)
+    log.set_up(log_level, role="client", client=options.client_ids[0])
     reason = run_async(run_client_app(options))
     log.get("client").info("finished", reason=reason)
 
@@ -107,9 +107,9 @@ def run_pod(options: ClientOptions, clients_per_pod: int, num_clients: int | Non
     Args:
         options: As for one client, with the pod's number as its id.
     """
-    log.set_up(log_level, role="pod", pod=options.client_id)
-    clients = list_clients_of_pod(options.client_id, clients_per_pod, num_clients)
-    Pod([replace(options, client_id=client) for client in clients], log_level).run()
+    log.set_up(log_level, role="pod", pod=options.client_ids[0])
+    clients = list_clients_of_pod(options.client_ids[0], clients_per_pod, num_clients)
+    Pod([replace(options, client_ids=(client,)) for client in clients], log_level).run()
 
 
 def list_clients_of_pod(pod: int, clients_per_pod: int, num_clients: int | None) -> range:

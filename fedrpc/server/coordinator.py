@@ -275,12 +275,12 @@ class Coordinator:
         return sums | {"clients": len(rnd.answered), "missing": len(rnd.missing)}
 
     async def _await_quiet_kernel(self) -> dict[str, int]:
-        """Waits until no bytes move and every client has its poll parked, and returns the kernel's counters."""
+        """Waits until no bytes move and every client has its stream, and returns the kernel's counters."""
         before = self._kernel()
         for _ in range(50):
             await asyncio.sleep(_QUIET_S)
             now = self._kernel()
-            if now == before and all(session.parked for session in self._roster):
+            if now == before and self._roster.all_linked:
                 break
             before = now
         return {"down": before[0], "up": before[1]}

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedrpc.errors import Diverged, WireError
 from fedrpc.wire.kinds import DTYPE_NUMBERS, DTYPES, Kind
 from fedrpc.wire.message import FlatPart, Tensors, fields, flatten, unflatten
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 assert sys.byteorder == "little", "the wire is little-endian and buffers travel as they lie in memory"
 

@@ -39,7 +39,7 @@ from fedrpc.wire.codec import Payload, decode, encode
 from fedrpc.wire.frames import SCHEMA_DIGEST, Assembler, build_inline_chunks, parse
 from fedrpc.wire.ledger import SESSION, Attempt, LedgerAnswer, LedgerFile, Rows, merge, to_json
 from fedrpc.wire.tcpinfo import Meter
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.bench.measures import show
 from tests.e2e.programs import Program, Programs, settings, wait_for
 from tests.e2e.rundir import RunDir

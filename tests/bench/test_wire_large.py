@@ -20,7 +20,7 @@ from fedrpc.wire.codec import Payload, decode, encode
 from fedrpc.wire.frames import Assembler, read_file, serialise_chunks
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import part
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.bench.measures import MIB, sampled, show, status, timed
 
 pytestmark = pytest.mark.timeout(900)

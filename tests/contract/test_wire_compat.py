@@ -1,6 +1,6 @@
 """The wire, version 1, as bytes that were stored once: they must still be read, and still be what is written.
 
-Each file in wire/v1 holds what one side sends, a line of hex for each frame. A line that does not match any more is a
+Each file in wire/v2 holds what one side sends, a line of hex for each frame. A line that does not match any more is a
 change of the wire: it needs a line under "Wire" in the changelog and, once something was released, a new version
 beside this one. A new message gets a new file: `python -m tests.contract.test_wire_compat NAME` writes it, and never
 over an old one.
@@ -28,7 +28,7 @@ from fedrpc.wire.frames import Assembler, parse, read_file, serialise_chunks
 from fedrpc.wire.kinds import DTYPES, Kind
 from fedrpc.wire.ledger import LedgerAnswer, LedgerQuestion
 from fedrpc.wire.message import Tensors, part
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.unit.wire.messages import same
 
 FOLDER = Path(__file__).parent / "wire" / "v1"

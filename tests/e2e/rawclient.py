@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 
 from fedrpc import __version__
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 
-SERVICE = "fedrpc.wire.v1.Coordinator"
+SERVICE = "fedrpc.wire.v2.Coordinator"
 SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()
 TIMEOUT_S = 30.0
 

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from fedrpc.problem import Problem
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.e2e.programs import Program, Programs, configuration, find_free_port, settings, wait_for
 from tests.e2e.rawclient import SERVICE, RawClient, catch_refusal
 from tests.e2e.rundir import RunDir

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from fedrpc.server.rounds import make_task_id
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.e2e.programs import Gates, Program, Programs, settings, wait_for
 from tests.e2e.rawclient import SERVICE, RawClient, catch_refusal
 from tests.e2e.rundir import RunDir, find_broken_links, find_repeated_ledger_keys, find_repeated_releases

@@ -6,7 +6,7 @@ import pytest
 
 from fedrpc.server.mailbox import Question
 from fedrpc.wire.frames import build_inline_chunks
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.unit.wire.messages import Everything, envelope_of, everything, frames_of, message_of, same
 
 

@@ -18,7 +18,7 @@ from fedrpc.wire.codec import decode, encode
 from fedrpc.wire.frames import Assembler, parse, parse_file, read_file, serialise_chunks
 from fedrpc.wire.kinds import DTYPES, Kind
 from fedrpc.wire.message import Tensors, is_message, part, strip_optional
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 MAX_BYTES = 1 << 24
 

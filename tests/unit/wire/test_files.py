@@ -13,7 +13,7 @@ from fedrpc.errors import WireError
 from fedrpc.wire.codec import decode, encode
 from fedrpc.wire.envelope import Envelope, read_envelope
 from fedrpc.wire.frames import Assembler, load_payload, parse, read_file, serialise_chunks, write_file
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.unit.wire.messages import MAX_BYTES, Everything, One, envelope_of, everything, same
 
 

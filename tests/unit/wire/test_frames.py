@@ -16,7 +16,7 @@ from fedrpc.wire.codec import encode
 from fedrpc.wire.frames import CHUNK_BYTES, Assembler, count_message_bytes, parse, serialise_chunks
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.unit.wire.messages import MAX_BYTES, One, envelope_of, everything, frames_of, message_of, same
 
 SIZES = sorted(

@@ -14,7 +14,7 @@ from fedrpc.errors import WireError
 from fedrpc.wire.codec import encode
 from fedrpc.wire.kinds import DTYPES
 from fedrpc.wire.message import flatten
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.unit.wire.messages import Everything, Inner, envelope_of, everything, frames_of, message_of, messages, same
 
 WHOLE = everything(buffer=Inner(torch.linspace(-1, 1, 12).reshape(4, 3), torch.arange(4)), means=torch.zeros(2, 2))

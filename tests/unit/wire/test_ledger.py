@@ -32,7 +32,7 @@ from fedrpc.wire.ledger import (
     merge,
     to_json,
 )
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.unit.wire.messages import Everything, One, envelope_of, everything, frames_of, message_of
 
 KEYS = st.builds(
