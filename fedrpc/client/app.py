@@ -163,9 +163,8 @@ class ClientApp:
             loop = asyncio.get_running_loop()
             self._known = await loop.run_in_executor(self._thread, self._set_up, welcome)
         elif welcome.run_id != self._known[0].run_id:
-            raise Refused(
-                f"the server now serves run {welcome.run_id}, this client belongs to {self._known[0].run_id}: restart it"
-            )
+            ours = self._known[0].run_id
+            raise Refused(f"the server now serves run {welcome.run_id}, this client belongs to {ours}: restart it")
         return self._known
 
     def _set_up(self, welcome: Welcome) -> tuple[Work, RunConfig]:

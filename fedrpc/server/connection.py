@@ -8,14 +8,11 @@ bytes for everybody.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
 
 from fedrpc import log
 from fedrpc.config import LimitsConfig
@@ -24,6 +21,7 @@ from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.server.mailbox import Delivery, Mailbox, Task
 from fedrpc.server.roster import Roster, Session, UnknownSession
 from fedrpc.server.rounds import ServerContext
+from fedrpc.server.upload import Upload
 from fedrpc.wire.envelope import Cancel, Finished
 from fedrpc.wire.frames import (
     SMALL_BYTES,
@@ -45,7 +43,6 @@ from fedrpc.wire.ledger import (
     list_inline,
     merge,
 )
-from fedrpc.wire.receiving import Receiver
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 _RECEIPT_S = 0.01  # how long a receipt waits for a task with which it can travel
@@ -86,21 +83,6 @@ class Desk:
         return {key: Sums(0, size, 0) for key in self.count_session(direction, client, 0)}
 
 
-@dataclass(eq=False)
-class _Upload:
-    """A large result on its way: waiting for its permit, coming, or refused and only counted."""
-
-    task: Task
-    session: Session
-    envelope: pb.Envelope
-    attempt: Attempt
-    rows: Rows
-    permit: asyncio.Task[None] | None = None
-    receiver: Receiver | None = None
-    file: BinaryIO | None = None
-    path: Path | None = None
-
-
 class Connection:
     """Implements `roster.Link`.
 
@@ -123,7 +105,7 @@ class Connection:
         self._writing = asyncio.Lock()
         self._writing_since: float | None = None
         self._heard_at = time.monotonic()
-        self._upload: _Upload | None = None
+        self._upload: Upload | None = None
         self._ending: set[asyncio.Task[None]] = set()  # uploads that were cancelled
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._log = log.get("connection")
@@ -147,8 +129,9 @@ class Connection:
     def send_cancel(self, session: Session, cancel: Cancel) -> None:
         """Tells a client that nobody waits for an answer any more; one that is on its way is not kept."""
         if self._upload and self._upload.task.task_id == cancel.task_id:
-            self._ending.add(task := asyncio.ensure_future(self._end_upload(self._upload)))
-            task.add_done_callback(self._ending.discard)
+            ending = asyncio.ensure_future(self._upload.end())
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
         self._queue(session, pb.Frame(cancel=pb.Cancel(task_id=cancel.task_id, reason=cancel.reason)))
 
     def send_finished(self, finished: Finished) -> None:
@@ -188,10 +171,10 @@ class Connection:
     def check_idle(self, now: float) -> None:
         """Ends the stream when nothing moves that should; called several times a second."""
         limit = self._desk.limits.transfer_idle_s
-        upload = self._upload.receiver if self._upload and self._upload.permit else None
+        moved_at = self._upload.moved_at if self._upload else None
         if self._writing_since is not None and now - self._writing_since > limit:
             self._break(f"the client read nothing for {limit:g} s; the transfer was aborted")
-        elif upload and now - upload.moved_at > limit:
+        elif moved_at is not None and now - moved_at > limit:
             self._break(f"the client sent nothing for {limit:g} s; the transfer was aborted")
         elif now - self._heard_at > _MISSED * self._desk.limits.heartbeat_s:
             self._break(f"no heartbeat for {_MISSED * self._desk.limits.heartbeat_s:g} s")
@@ -333,60 +316,105 @@ class Connection:
             # Rows are kept whatever becomes of the result: what they describe has left the client.
             if frame.HasField("privacy"):
                 self._desk.privacy.extend(session.client, frame.privacy.first, frame.privacy.rows)
-            found = self._check_wanted(task, envelope)
-            if found is None and task is not None:
-                found = self._accept_small(task, frame)
-                if found is None:
-                    await self._begin_upload(_Upload(task, session, envelope, attempt, rows))
-                    return
-            assert found is not None
-            status = found
+            if task is None or not self._is_wanted(task, envelope):
+                status = self._describe_unwanted(task, envelope)
+            elif _is_large(frame):
+                await self._begin_upload(task, session, envelope, attempt, rows)
+                return
+            else:
+                self._accept_small(task, frame)
+                status = _Status.STATUS_ACCEPTED
         except WireError as error:
             reason = str(error)
             self._log.warning("result_refused", client=session.client, error=reason)
-        self._acknowledge(session, envelope.task_id, status, attempt, rows, reason)
+        merge(rows, attempt.close(aborted=status != _Status.STATUS_ACCEPTED))
+        self._acknowledge(session, envelope.task_id, status, rows, reason)
 
-    def _check_wanted(self, task: Task | None, envelope: pb.Envelope) -> _Status.ValueType | None:
-        """The receipt for a result that nobody waits for; None when somebody does."""
-        if task is None:
-            held = self._mailbox.was_answered(envelope.task_id)
-            again = held or self._desk.server.spool.exists(envelope.epoch, check_name(envelope.task_id))
-            return _Status.STATUS_DUPLICATE if again else _Status.STATUS_LATE
-        if task.done or envelope.question != task.question.payload.digest:
-            return _Status.STATUS_LATE
-        return None
+    @staticmethod
+    def _is_wanted(task: Task, envelope: pb.Envelope) -> bool:
+        return not task.done and envelope.question == task.question.payload.digest
 
-    def _accept_small(self, task: Task, frame: pb.Frame) -> _Status.ValueType | None:
-        """Accepts a failure, or a result that came whole; None for one whose chunks are to come."""
+    def _describe_unwanted(self, task: Task | None, envelope: pb.Envelope) -> _Status.ValueType:
+        """The receipt for a result that nobody waits for."""
+        held = task is None and self._mailbox.was_answered(envelope.task_id)
+        if held or (task is None and self._desk.server.spool.exists(envelope.epoch, check_name(envelope.task_id))):
+            return _Status.STATUS_DUPLICATE
+        return _Status.STATUS_LATE
+
+    def _accept_small(self, task: Task, frame: pb.Frame) -> None:
+        """Accepts a failure, or a result that came whole."""
         envelope = frame.envelope
         if envelope.HasField("failure"):
             abstained = envelope.failure.code == pb.Failure.CODE_ABSTAINED
             reason = envelope.failure.reason or "the client gave no reason"
             self._mailbox.accept_failure(task, reason, abstained=abstained)
-            return _Status.STATUS_ACCEPTED
-        if not frame.chunks and sum(part.size for part in envelope.parts) > SMALL_BYTES:
-            return None
+            return
         data = io.BytesIO()
         assembler = Assembler(envelope, self._desk.limits.max_message_bytes, data)
         for chunk in frame.chunks:
             assembler.add(chunk.part, chunk.data)
         assembler.finish()
-        self._mailbox.accept_reply(task, self._desk.server.spool.keep_small(data.getvalue(), task.epoch, task.task_id))
-        return _Status.STATUS_ACCEPTED
+        kept = self._desk.server.spool.keep_small(data.getvalue(), task.epoch, task.task_id)
+        self._mailbox.accept_reply(task, kept)
+
+    # Large results
+
+    async def _begin_upload(
+        self, task: Task, session: Session, envelope: pb.Envelope, attempt: Attempt, rows: Rows
+    ) -> None:
+        await self._drop_upload()  # the client has given up the one before
+        upload = Upload(task, session, envelope, attempt, rows, self._desk.limits.max_message_bytes)
+        self._upload = upload
+        upload.begin(
+            self._desk.receiving,
+            self._desk.server.spool,
+            self._desk.server.io,
+            grant=lambda: self._queue(session, pb.Frame(grant=pb.Grant(task_id=task.task_id))),
+            refuse=lambda reason: self._acknowledge(session, task.task_id, _Status.STATUS_REFUSED, {}, reason),
+        )
+
+    async def _receive_chunk(self, part: int, data: memoryview, size: int) -> None:
+        upload = self._upload
+        if upload is None:
+            raise WireError("got a chunk that no message announced")
+        try:
+            if not await upload.receive(part, data, size):
+                return
+        except (WireError, OSError) as error:
+            self._log.warning("result_refused", client=upload.session.client, error=str(error))
+            await upload.end()
+            # What is still under way is booked when another message begins, or the stream ends.
+            self._acknowledge(upload.session, upload.task.task_id, _Status.STATUS_REFUSED, {}, str(error))
+            return
+        status = _Status.STATUS_LATE
+        if not upload.task.done:
+            self._mailbox.accept_reply(upload.task, upload.keep(self._desk.server.spool))
+            status = _Status.STATUS_ACCEPTED
+        rows = upload.take_rows(accepted=status == _Status.STATUS_ACCEPTED)
+        self._acknowledge(upload.session, upload.task.task_id, status, rows)
+        await self._drop_upload()
+
+    async def _drop_upload(self) -> None:
+        upload, self._upload = self._upload, None
+        if upload:
+            await upload.end()
+            if rows := upload.take_rows(accepted=False):
+                self._desk.book.book(rows)
+
+    # Receipts
 
     def _acknowledge(
-        self, session: Session, task_id: str, status: _Status.ValueType, attempt: Attempt, rows: Rows, reason: str = ""
+        self, session: Session, task_id: str, status: _Status.ValueType, rows: Rows, reason: str = ""
     ) -> None:
         """Books a result's bytes and queues its receipt, which travels with the next task if that comes soon."""
-        held = self._desk.privacy.get_head(session.client)[0]
-        receipt = pb.Receipt(
-            task_id=task_id, status=status, durable=self._mailbox.durable, privacy_rows=held, reason=reason[:1000]
-        )
-        merge(rows, attempt.close(aborted=status != _Status.STATUS_ACCEPTED))
+        if rows:
+            self._desk.book.book(rows)
         if session in self._receipts:
             self._flush_receipts()
-        self._receipts[session] = receipt
-        self._desk.book.book(rows)  # together: every booking is a write to the journal
+        held = self._desk.privacy.get_head(session.client)[0]
+        self._receipts[session] = pb.Receipt(
+            task_id=task_id, status=status, durable=self._mailbox.durable, privacy_rows=held, reason=reason[:1000]
+        )
         if self._due is None:
             self._due = asyncio.get_running_loop().call_later(_RECEIPT_S, self._flush_receipts)
 
@@ -398,90 +426,8 @@ class Connection:
             self._queue(session, pb.Frame(receipt=receipt))
         self._receipts.clear()
 
-    # Large results
 
-    async def _begin_upload(self, upload: _Upload) -> None:
-        await self._drop_upload()  # the client has given up the one before
-        Assembler(upload.envelope, self._desk.limits.max_message_bytes, io.BytesIO())  # refuses bad headers at once
-        self._upload = upload
-        upload.task.receiving += 1
-        upload.permit = asyncio.ensure_future(self._grant(upload))
-
-    async def _grant(self, upload: _Upload) -> None:
-        """Holds a permit until the upload has ended."""
-        async with self._desk.receiving:
-            task, server = upload.task, self._desk.server
-            upload.path = server.spool.make_incoming_path(task.epoch, task.task_id)
-            try:
-                upload.file = upload.path.open("wb")
-            except OSError as error:
-                self._refuse(upload, f"the server cannot write: {error.strerror}")
-                return
-            assembler = Assembler(upload.envelope, self._desk.limits.max_message_bytes, upload.file)
-            upload.receiver = Receiver(assembler, upload.attempt, server.io)
-            self._queue(upload.session, pb.Frame(grant=pb.Grant(task_id=task.task_id)))
-            await asyncio.get_running_loop().create_future()  # until it is cancelled
-
-    async def _receive_chunk(self, part: int, data: memoryview, size: int) -> None:
-        upload = self._upload
-        if upload is None or upload.receiver is None:
-            raise WireError("got a chunk that no message announced")
-        upload.receiver.count(part, data, size)
-        if upload.permit is None:
-            return  # refused: what was under way is only counted
-        try:
-            await upload.receiver.add(part, data)
-            if upload.receiver.is_complete:
-                await upload.receiver.finish()
-                self._accept_upload(upload)
-                await self._drop_upload()
-        except (WireError, OSError) as error:
-            self._log.warning("result_refused", client=upload.session.client, error=str(error))
-            await self._end_upload(upload)
-            self._refuse(upload, str(error))
-
-    def _accept_upload(self, upload: _Upload) -> None:
-        task, status = upload.task, _Status.STATUS_LATE
-        assert upload.file is not None and upload.path is not None
-        upload.file.close()
-        if not task.done:
-            kept = self._desk.server.spool.keep(upload.path, task.epoch, task.task_id)
-            self._mailbox.accept_reply(task, kept)
-            status = _Status.STATUS_ACCEPTED
-        self._acknowledge(upload.session, task.task_id, status, upload.attempt, upload.rows)
-        upload.rows = {}
-        upload.attempt = Attempt(task.round, task.phase, "up", task.client)
-
-    def _refuse(self, upload: _Upload, reason: str) -> None:
-        """Sends the receipt now; the bytes are booked when the last of them has come, or another message begins."""
-        receipt = pb.Receipt(
-            task_id=upload.task.task_id,
-            status=_Status.STATUS_REFUSED,
-            durable=self._mailbox.durable,
-            privacy_rows=self._desk.privacy.get_head(upload.session.client)[0],
-            reason=reason[:1000],
-        )
-        self._queue(upload.session, pb.Frame(receipt=receipt))
-
-    async def _end_upload(self, upload: _Upload) -> None:
-        """Gives back the permit and removes the file, unless the spool has it."""
-        if upload.permit is None:
-            return
-        upload.permit.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await upload.permit
-        upload.permit = None
-        upload.task.receiving -= 1
-        if upload.receiver:
-            await upload.receiver.abandon()
-        if upload.file and upload.path:
-            upload.file.close()
-            upload.path.unlink(missing_ok=True)
-
-    async def _drop_upload(self) -> None:
-        upload, self._upload = self._upload, None
-        if upload:
-            await self._end_upload(upload)
-            merge(upload.rows, upload.attempt.close(aborted=True))
-            if upload.rows:
-                self._desk.book.book(upload.rows)
+def _is_large(frame: pb.Frame) -> bool:
+    """Whether a result's chunks are still to come."""
+    size = sum(part.size for part in frame.envelope.parts)
+    return not frame.chunks and size > SMALL_BYTES and not frame.envelope.HasField("failure")
