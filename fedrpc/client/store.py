@@ -22,7 +22,7 @@ from fedrpc.privacy.mechanisms import History
 from fedrpc.wire import ledger, stored
 from fedrpc.wire.codec import Payload
 from fedrpc.wire.envelope import Envelope
-from fedrpc.wire.frames import check_crcs, load_payload, serialise_file, write_file
+from fedrpc.wire.frames import check_digest, load_payload, serialise_file, write_file
 
 T = TypeVar("T")
 Kept = Path | bytes  # an answer's file, or the bytes of the file when the answer is small
@@ -70,7 +70,7 @@ class Transaction:
 def _is_whole(kept: Kept) -> bool:
     try:
         envelope, payload = load_payload(kept)
-        check_crcs(envelope, [views[0] if views else memoryview(b"") for views in payload.buffers])
+        check_digest(envelope, [views[0] if views else memoryview(b"") for views in payload.buffers])
     except (OSError, WireError):
         return False  # lost in a power cut, since not every answer is synced; it is computed again
     return True
