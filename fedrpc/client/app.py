@@ -254,7 +254,7 @@ class ClientApp:
         bad = 0
         try:
             while member.is_wanted(task):
-                stream = await asyncio.shield(self._stream)
+                stream = self._stream.result() if self._stream.done() else await asyncio.shield(self._stream)
                 try:
                     await member.submit(stream, task, result)
                     return
