@@ -78,9 +78,11 @@ class Flower(Contender):
             )
         self._started.append(started)
 
-    def list_processes(self) -> list[psutil.Process]:
+    def check(self) -> None:
         for number, program in enumerate(self._started):
             assert program.poll() is None, (self.folder / f"{number}.log").read_text()[-3000:]
+
+    def list_processes(self) -> list[psutil.Process]:
         parents = [psutil.Process(program.pid) for program in self._started]
         return [process for parent in parents for process in (parent, *parent.children(recursive=True))]
 
@@ -131,6 +133,6 @@ class Deployed(Flower):
         assert done.returncode == 0, done.stdout + done.stderr
 
     def _listens(self, port: int) -> bool:
-        self.list_processes()  # fails if it has ended
+        self.check()
         pid = self._started[-1].pid
         return any(found.laddr.port == port for found in psutil.Process(pid).net_connections("tcp"))

@@ -51,7 +51,9 @@ def read(folder: Path, bench: str) -> dict[str, Any] | None:
 def describe(figure: Mapping[str, Any], unit: str = "") -> str:
     """A figure in words: its value, and in brackets what stands beside it."""
     value = f"{figure['value']:g}{' ' * (unit.isalpha())}{unit}"
-    beside = ", ".join(f"{name} {each}" for name, each in figure["beside"].items())
+    beside = ", ".join(
+        f"{name} {each if isinstance(each, str) else f'{each:g}'}" for name, each in figure["beside"].items()
+    )
     return f"{value} ({beside})" if beside else value
 
 

@@ -17,8 +17,12 @@ def render(folder: Path = results.FOLDER) -> str:
     files = {goal.bench: results.read(folder, goal.bench) for goal in GOALS}
     lines = ["| what | measured | goal | reached | bench, date |", "|---|---|---|---|---|"]
     lines += [_render_row(goal, files[goal.bench]) for goal in GOALS]
-    machines = dict.fromkeys(_describe_machine(file["machine"]) for file in files.values() if file)
-    return "\n".join([*lines, "", *(f"Measured on: {machine}." for machine in machines)]).rstrip()
+    loads: dict[str, list[float]] = {}
+    for file in filter(None, files.values()):
+        loads.setdefault(_describe_machine(file["machine"]), []).append(file["machine"]["load"][0])
+    for machine, found in loads.items():
+        lines += ["", f"Measured on: {machine}; load before each bench {min(found):g} to {max(found):g}."]
+    return "\n".join(lines)
 
 
 def _render_row(goal: Goal, file: dict[str, Any] | None) -> str:
@@ -40,7 +44,7 @@ def _describe_goal(goal: Goal) -> str:
 
 
 def _describe_machine(machine: dict[str, Any]) -> str:
-    """Without its load, which differs from bench to bench and is in the files."""
+    """What all benches of one run have in common; their load differs."""
     versions = ", ".join(f"{name} {machine[name]}" for name in ("python", "torch", "grpcio"))
     return f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {versions}"
 

@@ -55,7 +55,7 @@ def list_stops(warm_up: int, rounds: int, repeats: int) -> list[int]:
 
 
 def test_echo_small(start: Start, figures: Figures, small: bool) -> None:
-    num_clients, rounds, repeats = (4, 5, 1) if small else (32, 20, 7)
+    num_clients, rounds, repeats = (4, 5, 1) if small else (32, 20, 5)
     ours, theirs, size = start(flower.Legacy, num_clients, SMALL_MODEL, list_stops(5, rounds, repeats))
     mine, other = take_turns(ours, theirs, repeats)
     ours.check_bytes(size)

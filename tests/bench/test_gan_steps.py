@@ -103,7 +103,7 @@ def _rows(step: Spent) -> dict[str, str]:
 
 def _measure_toy(programs: Programs, folder: Path, figures: Figures, small: bool, method: str) -> list[Spent]:
     """Measures steps of a toy network several times, and adds the median of steps a second."""
-    few, many, repeats = (5, 25, 1) if small else (20, 320, 3)
+    few, many, repeats = (5, 25, 1) if small else (20, 220, 3)
     found = [_measured(programs, folder / str(number), few, many, method=method, **TOY) for number in range(repeats)]
     cpu, wall = (median(values) for values in ([step.cpu for step in found], [step.wall for step in found]))
     figures.add("steps", 1 / wall, CPU_ms_a_step=1000 * cpu, steps_if_no_core_waited=CORES / cpu)
@@ -121,7 +121,7 @@ def test_gan_by_hand(tmp_path: Path, programs: Programs, figures: Figures, small
             [step.answering for step in found],
         )
     )
-    figures.add("task_cpu", server + client, server=server, client=client, of_it_the_answer=answer)
+    figures.add("task_cpu", server + client, server_ms=server, client_ms=client, of_it_the_answer_ms=answer)
 
 
 def test_gan_with_autograd(tmp_path: Path, programs: Programs, figures: Figures, small: bool) -> None:

@@ -26,7 +26,9 @@ def test_a_changed_figure_changes_the_table(tmp_path: Path) -> None:
     figures.write(tmp_path)
     before = table.render(tmp_path)
     path = tmp_path / "first_task.json"
-    path.write_text(path.read_text().replace("2.5", "3.5"))
+    found = json.loads(path.read_text())
+    found["figures"]["wall"]["value"] = 3.5
+    path.write_text(json.dumps(found))
     after = table.render(tmp_path)
     assert "2.5 s (best 2.25) | at most 3 s | yes |" in before
     assert "3.5 s (best 2.25) | at most 3 s | **no** |" in after
