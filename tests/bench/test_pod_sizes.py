@@ -12,7 +12,7 @@ from tests.bench.measures import MIB, rollup, sampled, show
 from tests.e2e.programs import Gates, Program, Programs, settings, wait_for
 from tests.e2e.rundir import RunDir
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.aside]
 
 A_POD = 20
 PATIENCE_S = 600.0

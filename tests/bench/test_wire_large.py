@@ -23,7 +23,7 @@ from fedrpc.wire.message import part
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.bench.measures import MIB, sampled, show, status, timed
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.aside]
 
 NUM_FLOATS = 625_000_000  # 2.5 GB: more than the 2 GiB that a protobuf message can have
 BLOCK = 1 << 22
