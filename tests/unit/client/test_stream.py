@@ -346,14 +346,14 @@ async def test_a_client_sends_heartbeats_and_gives_up_a_server_that_misses_three
         return sum(pb.Frame.FromString(data).HasField("heartbeat") for data in wire.call.sent)
 
     async with line(heartbeat_s=0.01) as wire:
-        clock.advance(0.03)
+        clock.advance(0.029)
         await until(lambda: num_beats() == 2)
         wire.call.say(pb.Frame(session=1, heartbeat=pb.Heartbeat(durable=1)))
         await until(lambda: wire.one.durable == 1)
-        clock.advance(0.03)
+        clock.advance(0.029)
         beats = num_beats()
         await until(lambda: num_beats() == beats + 2)
         assert not wire.running.done()
-        clock.advance(0.001)
+        clock.advance(0.002)
         with pytest.raises(Unavailable, match="silent"):
             await wire.ended()
