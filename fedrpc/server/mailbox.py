@@ -323,7 +323,8 @@ class Mailbox:
             self._roster.close(session)
             self.replace_session(session)
         now = time.monotonic()
-        for task in list(self._busy.values()):
+        first = {task.link: task for task in reversed(self._busy.values())}  # the others' time has not begun
+        for task in list(first.values()):
             waited = now - task.delivered_at if task.delivered_at is not None else 0.0
             # An upload gets as long again, but a drip of bytes must not hold up a round forever.
             if waited > self._limits.deadline_s * (2 if task.receiving else 1):

@@ -27,7 +27,7 @@ from tests.unit.wire.messages import Everything, One, everything, kept_message, 
 def where(request, monkeypatch) -> str:
     """Where answers lie: small ones in the data base, others in files; here all of them in either."""
     if request.param == "files":
-        monkeypatch.setattr("fedrpc.wire.frames.SMALL_BYTES", -1)
+        monkeypatch.setattr("fedrpc.client.store._SMALL_BYTES", -1)
     return request.param
 
 
