@@ -185,7 +185,8 @@ class ClientApp:
                     "install the same fedrpc and prepare the same data on both sides"
                 )
         sharing = self._options.num_sharing or config.clients
-        device = choose(self._options.device or config.device, ids[0], sharing)
+        index = ids[0] // len(ids)  # among processes with as many clients each
+        device = choose(self._options.device or config.device, index, sharing)
         work = Work(problem, check_name(welcome.run_id), device, self._transport.meter)
         if len(self._members) == 1:
             self._members[0].load(work)
@@ -253,7 +254,7 @@ class ClientApp:
         bad = 0
         try:
             while member.is_wanted(task):
-                stream = await asyncio.shield(self._stream)
+                stream = self._stream.result() if self._stream.done() else await asyncio.shield(self._stream)
                 try:
                     await member.submit(stream, task, result)
                     return

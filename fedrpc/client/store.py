@@ -22,7 +22,7 @@ from fedrpc.privacy.mechanisms import History
 from fedrpc.wire import ledger, stored
 from fedrpc.wire.codec import Payload
 from fedrpc.wire.envelope import Envelope
-from fedrpc.wire.frames import check_crcs, load_payload, serialise_file, write_file
+from fedrpc.wire.frames import check_digest, load_payload, serialise_file, write_file
 
 T = TypeVar("T")
 Kept = Path | bytes  # an answer's file, or the bytes of the file when the answer is small
@@ -70,7 +70,7 @@ class Transaction:
 def _is_whole(kept: Kept) -> bool:
     try:
         envelope, payload = load_payload(kept)
-        check_crcs(envelope, [views[0] if views else memoryview(b"") for views in payload.buffers])
+        check_digest(envelope, [views[0] if views else memoryview(b"") for views in payload.buffers])
     except (OSError, WireError):
         return False  # lost in a power cut, since not every answer is synced; it is computed again
     return True
@@ -87,10 +87,10 @@ class ClientStore:
         self._lock = threading.Lock()  # the training thread and the event loop share the store
         self._db = sqlite3.connect(folder / "store.db", check_same_thread=False, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
         self._syncing = False
         self._unsent: set[str] = set()  # answers that were committed and not yet sent
-        self._db.executescript(_SCHEMA)
+        self._last_rows: tuple[int, list[str]] = (-1, [])  # the index of the last commit's first row, and its rows
+        self._db.executescript(f"PRAGMA synchronous=NORMAL; BEGIN; {_SCHEMA} COMMIT;")
         named = {name for (name,) in self._db.execute("SELECT value FROM entries WHERE typeof(value) = 'text'")}
         self._remove(path.name for path in self._values.iterdir() if path.name not in named)  # left by a crash
 
@@ -186,9 +186,9 @@ class ClientStore:
                     self._db.execute("INSERT INTO bodies VALUES (?, ?)", (number, kept))
                 rows = [(key, number, envelope.epoch, value) for key, value in values.items()]
                 self._db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
-                for release in released:
-                    self._append(release)
+                appended = self._append(released)
                 self._add_rows(booked or {})
+            self._last_rows = appended
         self._unsent.add(envelope.task_id)
         return kept
 
@@ -197,10 +197,15 @@ class ClientStore:
         self._db.execute("UPDATE meta SET number = number + 1")
         return int(self._db.execute("SELECT number FROM meta").fetchone()[0])
 
-    def _append(self, release: Release) -> None:
-        count, head = self._get_head()
-        row = release.to_row(count, head)
-        self._db.execute("INSERT INTO privacy VALUES (?, ?, ?)", (count, row, hash_row(head, row)))
+    def _append(self, released: Iterable[Release]) -> tuple[int, list[str]]:
+        """Appends rows to the chain; returns the index of the first, and the rows."""
+        first, head = self._get_head()
+        rows: list[str] = []
+        for count, release in enumerate(released, start=first):
+            rows.append(release.to_row(count, head))
+            head = hash_row(head, rows[-1])
+            self._db.execute("INSERT INTO privacy VALUES (?, ?, ?)", (count, rows[-1], head))
+        return first, rows
 
     def _get_head(self) -> tuple[int, bytes]:
         row = self._db.execute("SELECT number, hash FROM privacy ORDER BY number DESC LIMIT 1").fetchone()
@@ -240,6 +245,8 @@ class ClientStore:
     def read_privacy_rows(self, first: int) -> list[str]:
         """Reads the chain's rows from index `first` on, up to the limit for one gRPC message."""
         with self._lock:
+            if self._last_rows[0] == first:
+                return self._last_rows[1]  # what was just committed
             found = self._db.execute("SELECT row FROM privacy WHERE number >= ? ORDER BY number", (first,))
             rows: list[str] = []
             size = 0

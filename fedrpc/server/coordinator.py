@@ -261,8 +261,12 @@ class Coordinator:
         return state
 
     async def _compare_ledgers(self) -> dict[str, Any]:
-        rnd = self._open_own_stage(self._config.rounds, [session.client for session in self._roster])
-        ours = ledger.group_by_client(self._book.read_all_rows())
+        ours = ledger.group_by_client(
+            {key: sums for key, sums in self._book.read_all_rows().items() if key.phase != ledger.SESSION}
+        )
+        # Only those that had a task: the others have no rows to compare.
+        asked = [session.client for session in self._roster if session.client in ours]
+        rnd = self._open_own_stage(self._config.rounds, asked)
         sums = {"compared": 0, "differing": 0, "only_server": 0, "only_client": 0}
         # A new question each time, so that no answer from before a restart is reused.
         question = LedgerQuestion(f"what did you count? {uuid.uuid4().hex}")

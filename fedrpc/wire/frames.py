@@ -6,7 +6,6 @@ import hashlib
 import io
 import mmap
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,7 +179,7 @@ def _decode_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 class Assembler:
-    """Assembles the chunks of one message in order and checks sizes, CRCs and the digest.
+    """Assembles the chunks of one message in order and checks sizes and the digest.
 
     Args:
         envelope: The first frame, with the headers of the parts.
@@ -198,16 +197,14 @@ class Assembler:
         self._file = file
         self._buffers = [bytearray(part.size) for part in envelope.parts] if file is None else []
         self._hasher = hashlib.sha256()
-        self._part, self._filled, self._crc = -1, 0, 0
+        self._part, self._filled = -1, 0
         self._open_next()
 
     def _open_next(self) -> None:
         """Closes the current part if it is full and opens the next one that has bytes."""
         parts = self.envelope.parts
         while self._part < len(parts) and (self._part < 0 or self._filled == parts[self._part].size):
-            if self._part >= 0 and self._crc != parts[self._part].crc32:
-                raise WireError(f"part '{parts[self._part].name}' has a wrong CRC: it was corrupted in transit")
-            self._part, self._filled, self._crc = self._part + 1, 0, 0
+            self._part, self._filled = self._part + 1, 0
             if self._part < len(parts):
                 self._hasher.update(parts[self._part].SerializeToString(deterministic=True))
                 if self._file is not None:
@@ -220,7 +217,6 @@ class Assembler:
             raise WireError(f"got a chunk of part {part}, expected part {self._part} of {len(parts)}")
         if not data or self._filled + len(data) > parts[self._part].size:
             raise WireError(f"part '{parts[self._part].name}' got more bytes than its {parts[self._part].size}")
-        self._crc = zlib.crc32(data, self._crc)
         self._hasher.update(data)
         if self._file is None:
             self._buffers[self._part][self._filled : self._filled + len(data)] = data
@@ -301,11 +297,14 @@ def parse_file(data: memoryview, name: str) -> tuple[Envelope, list[memoryview]]
     return envelope, views
 
 
-def check_crcs(envelope: Envelope, views: Sequence[memoryview]) -> None:
-    """Raises WireError unless a file's bytes match their CRCs (a power cut can leave holes)."""
+def check_digest(envelope: Envelope, views: Sequence[memoryview]) -> None:
+    """Raises WireError unless a file's bytes are those of its digest (a power cut can leave holes)."""
+    hasher = hashlib.sha256()
     for part, view in zip(envelope.parts, views, strict=True):
-        if zlib.crc32(view) != part.crc32:
-            raise WireError(f"part '{part.name}' has a wrong CRC: the stored bytes changed")
+        hasher.update(part.SerializeToString(deterministic=True))
+        hasher.update(view)
+    if hasher.digest() != envelope.digest:
+        raise WireError("the stored bytes of a message changed: its SHA-256 does not match")
 
 
 def load_payload(kept: Path | bytes) -> tuple[Envelope, Payload]:

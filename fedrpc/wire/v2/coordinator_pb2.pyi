@@ -511,13 +511,11 @@ class Part(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
-    CRC32_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: Global___Kind.ValueType
     codec: Global___Codec.ValueType
     size: _builtins.int
-    crc32: _builtins.int
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
     def __init__(
@@ -527,12 +525,11 @@ class Part(_message.Message):
         kind: Global___Kind.ValueType = ...,
         codec: Global___Codec.ValueType = ...,
         size: _builtins.int = ...,
-        crc32: _builtins.int = ...,
         tensors: _abc.Iterable[Global___TensorSpec] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "crc32", b"crc32", "kind", b"kind", "name", b"name", "size", b"size", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "kind", b"kind", "name", b"name", "size", b"size", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
