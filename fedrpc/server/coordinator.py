@@ -238,11 +238,12 @@ class Coordinator:
             state = await self._finalize(state)
         weights = self._method.model(state)
         check = await self._compare_ledgers()
+        kernel = await self._await_quiet_kernel()  # the last receipts are on their way
         self._book.end_round()
-        kernel = await self._await_quiet_kernel()
+        rows = self._book.read_all_rows()  # now, as ledger.jsonl has them: heartbeats go on
         self._server.progress("snapshot", {"monotonic": time.monotonic()} | kernel)
         # Off the event loop: privacy accountants are slow.
-        result = await self._server.off_loop(self._summarise, weights, kernel) | {"ledger_check": check}
+        result = await self._server.off_loop(self._summarise, weights, kernel, rows) | {"ledger_check": check}
         save_file(
             {name: tensor.contiguous().clone() for name, tensor in weights.items()}, self._out / "model.safetensors"
         )
@@ -289,11 +290,10 @@ class Coordinator:
             before = now
         return {"down": before[0], "up": before[1]}
 
-    def _summarise(self, weights: Tensors, kernel: dict[str, int]) -> dict[str, Any]:
+    def _summarise(self, weights: Tensors, kernel: dict[str, int], rows: ledger.Rows) -> dict[str, Any]:
         cohorts = [self.select_cohort(index) for index in range(self._config.rounds)]
         shapes = summary.build_shapes(self._problem, weights, cohorts)
         cost, fedavg = summary.predict_cost(self._problem, shapes), summary.compute_fedavg_cost(self._problem, shapes)
-        rows = self._book.read_all_rows()
         return summary.describe_run(self._config, self._server.run_id, self._config.rounds) | {
             "caveat": summary.get_caveat(self._method, self._problem.params),
             "accuracy": summary.summarise_accuracy(self._records.all()),

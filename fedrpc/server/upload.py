@@ -15,7 +15,7 @@ from fedrpc.server.mailbox import Task
 from fedrpc.server.roster import Session
 from fedrpc.server.spool import Spool
 from fedrpc.wire.frames import Assembler
-from fedrpc.wire.ledger import Attempt, Rows, merge
+from fedrpc.wire.ledger import Attempt, Rows, classify_chunk, merge
 from fedrpc.wire.receiving import Receiver
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
@@ -76,6 +76,10 @@ class Upload:
     async def receive(self, part: int, data: memoryview, size: int) -> bool:
         """Receives a chunk; returns whether the message is complete. Raises WireError or OSError when it is bad."""
         if self._receiver is None:
+            kind, tensor_bytes = classify_chunk(part, data.nbytes, self._envelope)
+            self._attempt.add(kind, size, tensor_bytes)
+            if self._permit is None:
+                return False
             raise WireError("got a chunk before its message was granted")
         self._receiver.count(part, data, size)
         if self._permit is None:

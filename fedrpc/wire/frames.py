@@ -122,7 +122,7 @@ def read_chunk(data: bytes) -> tuple[int, memoryview] | None:
     index = 0
     if data[at : at + 1] == b"\x08":
         index, at = _decode_varint(data, at + 1)
-    if data[at : at + 1] != b"\x12":
+    if data[at : at + 1] != b"\x12" or index >> 32:  # the library keeps 32 bits of a part's number
         return None
     length, at = _decode_varint(data, at + 1)
     return (index, memoryview(data)[at:]) if at + length == len(data) else None

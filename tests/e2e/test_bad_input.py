@@ -245,6 +245,7 @@ def test_a_client_id_that_a_live_client_holds(waiting: Program, tmp_path: Path, 
             grpc.StatusCode.FAILED_PRECONDITION,
             "9.9; install the same",
         ),
+        ({"members": []}, grpc.StatusCode.INVALID_ARGUMENT, "a Join without a client"),
         ({"client_id": 3}, grpc.StatusCode.OUT_OF_RANGE, "client id 3"),
         ({"client_id": 2**32 - 1}, grpc.StatusCode.OUT_OF_RANGE, "out of range"),
     ],
@@ -262,7 +263,7 @@ def test_a_wire_that_differs_is_refused_at_join(
 
 def test_another_version_with_the_same_wire_is_welcome(waiting: Program) -> None:
     with RawClient(waiting.address()) as raw:
-        assert raw.join(1, package_version="0.0.1").session
+        assert raw.join(1, package_version="0.0.1").admissions[0].session
     wait_for("the server notes it", lambda: [r for r in waiting.read_log("version_skew") if r["theirs"] == "0.0.1"])
 
 
@@ -326,7 +327,8 @@ def test_a_server_that_serves_something_else(
     """What a client learns at Join it compares with what it computes itself, before it does any work."""
     problem = Problem(configuration(settings()))
     right = {
-        "session": "s",
+        "token": b"t",
+        "admissions": [pb.Admission(session=1)],
         "run_id": "r",
         "config": problem.config.dump_for_join(),
         "dataset_digest": problem.dataset.digest,

@@ -92,7 +92,7 @@ def test_a_client_is_killed_in_the_middle_of_an_upload(
 
 
 def _deliveries(out: RunDir, client: int, round_index: int) -> int:
-    where = {"client": client, "round": round_index, "phase": "fit", "direction": "down", "kind": "weights"}
+    where = {"client": client, "round": round_index, "phase": "fit", "direction": "down", "kind": "envelope"}
     return sum(row["messages"] for row in out.journal if where.items() <= row.items())
 
 
