@@ -565,6 +565,22 @@ async def test_the_end_of_the_run_is_said_once_to_a_host_and_frees_its_ids(tmp_p
 
 
 @asynchronous
+async def test_receipts_that_wait_go_out_before_the_end_of_the_run(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0, 1)
+        tasks = [desk.post(client) for client in (0, 1)]
+        for task in tasks:
+            await stream.receive_task()
+            stream.send(*stream.frames(task))
+        await until(lambda: all(task.done for task in tasks))
+        desk.mailbox.finish("the run is complete")
+        told: list[str] = []
+        while not (frame := await stream.receive()).HasField("finished"):
+            told.append(frame.receipt.task_id)
+        assert {*told, frame.receipt.task_id} - {""} == {task.task_id for task in tasks}
+
+
+@asynchronous
 async def test_rows_of_a_host_are_booked_under_the_client_that_they_concern(tmp_path):
     async with office(tmp_path) as desk:
         stream = await desk.connect(0, 1)
