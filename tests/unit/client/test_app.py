@@ -29,9 +29,9 @@ from fedrpc.server.mailbox import Mailbox
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import ServerContext, ServerRound
 from fedrpc.server.spool import Spool
+from fedrpc.wire.frames import count_message_bytes
 from fedrpc.wire.ledger import LedgerFile, compare, group_by_client
 from fedrpc.wire.tcpinfo import Meter
-from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.fakes import CPU, asynchronous, problem_of
 
 WAIT_S = 30.0
@@ -51,10 +51,20 @@ class Pipe:
     def __init__(self, serve: Callable[[Any, Any], Any]) -> None:
         self._up: asyncio.Queue[Any] = asyncio.Queue()
         self._down: asyncio.Queue[Any] = asyncio.Queue()
-        self.frames: list[pb.Frame] = []  # from the client
-        context = SimpleNamespace(read=self._up.get, write=self._down.put, abort=self._abort)
+        self.seen = {"up": 0, "down": 0}  # bytes of the frames that the server read and wrote
+        context = SimpleNamespace(read=self._read_up, write=self._write_down, abort=self._abort)
         self.serving = asyncio.ensure_future(serve(None, context))
         self.serving.add_done_callback(lambda _: self._down.put_nowait(grpc.aio.EOF))
+
+    async def _read_up(self) -> Any:
+        data = await self._up.get()
+        if data is not grpc.aio.EOF:
+            self.seen["up"] += count_message_bytes(len(data))
+        return data
+
+    async def _write_down(self, data: bytes) -> None:
+        self.seen["down"] += count_message_bytes(len(data))
+        self._down.put_nowait(data)
 
     async def _abort(self, code: grpc.StatusCode, text: str) -> None:
         self._down.put_nowait(make_error(code, text))
@@ -69,7 +79,6 @@ class Pipe:
     async def write(self, data: bytes) -> None:
         if self.serving.done():
             raise asyncio.InvalidStateError
-        self.frames.append(pb.Frame.FromString(data))
         self._up.put_nowait(data)
 
     def cancel(self) -> None:
@@ -96,14 +105,21 @@ class Hub:
         coordinator = cast(Any, SimpleNamespace(round=0))
         self._servicer = Servicer(self.server, self.roster, coordinator, self.book, self.privacy)
         self.pipes: list[Pipe] = []
-        self.num_joins = 0
+        self.num_joins, self._joined = 0, {"up": 0, "down": 0}
 
     async def join(self, data: bytes, timeout: float) -> bytes:
         self.num_joins += 1
         try:
-            return await self._servicer.join(data, None)
+            answer = await self._servicer.join(data, None)
         except FedrpcError as error:
             raise make_error(next(code for cls, code in STATUS if isinstance(error, cls)), str(error)) from None
+        self._joined["up"] += count_message_bytes(len(data))
+        self._joined["down"] += count_message_bytes(len(answer))
+        return answer
+
+    def count_seen(self) -> dict[str, int]:
+        """The bytes of all messages, by direction."""
+        return {side: size + sum(pipe.seen[side] for pipe in self.pipes) for side, size in self._joined.items()}
 
     def connect(self) -> Pipe:
         self.pipes.append(Pipe(self._servicer.connect))
@@ -190,6 +206,8 @@ async def test_processes_of_one_client_or_many_answer_alike(tmp_path, monkeypatc
         assert server.num_joins == len(processes)
         await finish(server, *running)
         check_ledgers(server, tmp_path, 0, 1, 2)
+        await asyncio.wait_for(asyncio.gather(*(pipe.serving for pipe in server.pipes)), WAIT_S)
+        assert server.book.message_bytes == server.count_seen(), "every byte is in the ledger, those of Join, too"
         assert [server.privacy.get_head(client)[0] > 0 for client in range(3)] == [True] * 3
 
 
@@ -272,5 +290,5 @@ async def test_a_process_gives_up_a_server_that_does_not_answer(tmp_path, monkey
             raise make_error(grpc.StatusCode.UNAVAILABLE, "nobody is here")
 
         monkeypatch.setattr(server, "join", refuse)
-        with pytest.raises(Unavailable, match="gave up after 0.05 s"):
+        with pytest.raises(Unavailable, match=r"gave up after 0\.05 s"):
             await asyncio.wait_for(start(tmp_path, 0, wait_s=0.05), WAIT_S)
