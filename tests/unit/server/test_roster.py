@@ -61,7 +61,7 @@ def test_a_join_opens_all_of_its_sessions_or_none(roster):
 
 
 def test_a_join_names_each_client_once(roster):
-    with pytest.raises(Refused, match="client id 1 twice"):
+    with pytest.raises(Refused, match="names a client twice"):
         roster.join([(1, "a"), (1, "a")])
     assert len(roster) == 0
 
