@@ -137,6 +137,7 @@ class Connection:
     def send_finished(self, finished: Finished) -> None:
         """Tells all clients of the stream that the run is over, once for all of them."""
         if self._sessions:
+            self._flush_receipts()  # a client hangs up when it reads the end
             frame = pb.Frame(finished=pb.Finished(reason=finished.reason, durable=finished.durable))
             self._queue(next(iter(self._sessions.values())), frame)
 

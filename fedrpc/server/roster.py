@@ -95,6 +95,8 @@ class Roster:
             IdTaken: Another live process runs this client.
         """
         now = time.monotonic()
+        if len(dict(members)) < len(members):
+            raise Refused("a Join names a client twice")
         for client, instance in members:
             if client >= self._num_clients:
                 raise OutOfRange(f"client id {client} is out of range: the run has 0 to {self._num_clients - 1}")

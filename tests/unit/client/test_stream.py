@@ -1,4 +1,4 @@
-"""The client's end of a stream: what arrives is whole, what is sent is booked, and a broken stream keeps nobody waiting."""
+"""The client's end of a stream: what arrives is whole, what is sent is booked, and a break keeps nobody waiting."""
 
 from __future__ import annotations
 
@@ -271,7 +271,9 @@ async def test_the_chunks_of_a_large_result_wait_for_their_grant():
     async with line() as wire:
         sending = wire.submit(LARGE)
         await until(lambda: wire.call.frames)
-        wire.call.say(pb.Frame(session=2, grant=pb.Grant(task_id="t")), pb.Frame(session=1, grant=pb.Grant(task_id="x")))
+        wire.call.say(
+            pb.Frame(session=2, grant=pb.Grant(task_id="t")), pb.Frame(session=1, grant=pb.Grant(task_id="x"))
+        )
         await asyncio.sleep(0.02)
         assert [len(frame.chunks) for frame in wire.call.frames] == [0], "these grants are for others"
         wire.call.say(pb.Frame(session=1, grant=pb.Grant(task_id="t")))

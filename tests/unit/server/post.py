@@ -56,8 +56,9 @@ class Post:
     def link(self, client: int) -> FakeLink:
         """A client's open stream."""
         session = self.roster.get(client)
-        assert session and isinstance(session.link, FakeLink)
-        return session.link
+        link = session.link if session else None
+        assert isinstance(link, FakeLink), "it has no stream"
+        return link
 
     def got(self, client: int) -> list[Task]:
         """The tasks that came to a client over the stream that it has now."""

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from fedrpc.errors import Refused
 from fedrpc.server.roster import IdTaken, OutOfRange, Roster, Session, UnknownSession
 from tests.fakes import FakeLink, asynchronous
 
@@ -57,6 +58,12 @@ def test_a_join_opens_all_of_its_sessions_or_none(roster):
     with pytest.raises(OutOfRange):
         roster.join([(0, "b"), (1, "a"), (3, "b")])
     assert list(roster) == [taken]
+
+
+def test_a_join_names_each_client_once(roster):
+    with pytest.raises(Refused, match="names a client twice"):
+        roster.join([(1, "a"), (1, "a")])
+    assert len(roster) == 0
 
 
 @pytest.mark.parametrize("client", [3, 4, 2**32 - 1])
