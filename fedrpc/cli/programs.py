@@ -108,7 +108,7 @@ def client(
     if client_ids is not None:  # it wins over an id from the environment
         ids = parse_client_ids(client_ids)
     if not ids:
-        raise ConfigError("which client is this? --client-id 3, or --client-ids 0-999 for many in one process")
+        raise typer.BadParameter("say which client this is, or give --client-ids 0-999", param_hint="--client-id")
     options = ClientOptions(
         server=server,
         client_ids=ids,

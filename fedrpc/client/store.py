@@ -245,7 +245,7 @@ class ClientStore:
     def read_privacy_rows(self, first: int) -> list[str]:
         """Reads the chain's rows from index `first` on, up to the limit for one gRPC message."""
         with self._lock:
-            if self._last_rows[0] == first:
+            if self._last_rows[0] == first and sum(map(len, self._last_rows[1])) <= _MAX_ROWS_BYTES:
                 return self._last_rows[1]  # what was just committed
             found = self._db.execute("SELECT row FROM privacy WHERE number >= ? ORDER BY number", (first,))
             rows: list[str] = []

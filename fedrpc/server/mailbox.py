@@ -53,7 +53,7 @@ class Task:
     delivered_at: float | None = None
     receiving: int = 0
     number: int = -1  # in the order of posting
-    queued: bool = False  # whether it is in a queue of ready tasks
+    queued: Link | None = None  # the stream in whose queue of ready tasks it is
 
     @property
     def done(self) -> bool:
@@ -167,7 +167,8 @@ class Mailbox:
         """Notes that a stream has ended; its leases stay until their clients join again or are lost."""
         queue = self._queues.pop(link, None)
         for _, task in queue.ready if queue else ():
-            task.queued = False
+            if task.queued is link:
+                task.queued = None
         if queue and queue.num_leased:
             self._num_busy_links -= 1
         self._lease_ready()
@@ -183,8 +184,8 @@ class Mailbox:
         task = next(iter(self._of_client.get(client, {}).values()), None)
         session = self._roster.get(client)
         link = session.link if session else None
-        if task and link and link in self._queues and not task.queued and self._is_ready(task, link):
-            task.queued = True
+        if task and link and link in self._queues and task.queued is not link and self._is_ready(task, link):
+            task.queued = link  # an entry in the queue of a stream that it had before is dropped there
             heapq.heappush(self._queues[link].ready, (task.number, task))
             self._offer(link)
 
@@ -210,7 +211,8 @@ class Mailbox:
             if queue.num_leased >= (_DEPTH if link.num_sessions > 1 else 1):
                 continue  # it gets a turn when a lease ends
             _, task = heapq.heappop(queue.ready)
-            task.queued = False
+            if task.queued is link:
+                task.queued = None
             if self._is_ready(task, link):
                 self._lease(task, link, queue)
             self._offer(link)

@@ -85,10 +85,13 @@ class Upload:
         if self._permit is None:
             return False
         await self._receiver.add(part, data)
-        if not self._receiver.is_complete:
+        if self._is_given_up() or not self._receiver.is_complete:
             return False
         await self._receiver.finish()
-        return True
+        return not self._is_given_up()
+
+    def _is_given_up(self) -> bool:
+        return self._permit is None  # asked anew after each wait, in which `end` may have been called
 
     def keep(self, spool: Spool) -> Path:
         """Moves the complete result to where the spool keeps it."""

@@ -27,6 +27,7 @@ class Receiver:
         self._assembler, self._pool = assembler, pool
         self._waiting: list[tuple[int, memoryview]] = []
         self._job: asyncio.Future[None] | None = None
+        self._abandoned = False
         self._missing = sum(part.size for part in assembler.envelope.parts)
         self.moved_at = time.monotonic()  # when the last chunk came
 
@@ -51,28 +52,34 @@ class Receiver:
             return
         await self._finish_job()
         batch, self._waiting = self._waiting, []
-        self._job = asyncio.get_running_loop().run_in_executor(self._pool, self._add_all, batch)
+        if not self._abandoned:
+            self._job = asyncio.get_running_loop().run_in_executor(self._pool, self._add_all, batch)
 
     def _add_all(self, batch: list[tuple[int, memoryview]]) -> None:
         for part, data in batch:
             self._assembler.add(part, data)
 
     async def _finish_job(self) -> None:
-        job, self._job = self._job, None
-        if job:
-            await job
+        if self._job:  # it stays, since `abandon` may wait for the same one
+            await self._job
 
     async def finish(self) -> list[memoryview]:
         """Checks that the message is complete and intact; returns its parts' bytes, none when they went to a file."""
         await self._finish_job()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._finish)
+        batch, self._waiting = self._waiting, []
+        buffers: list[memoryview] = []
+        if not self._abandoned:
+            self._job = asyncio.get_running_loop().run_in_executor(self._pool, self._finish, batch, buffers)
+            await self._job
+        return buffers
 
-    def _finish(self) -> list[memoryview]:
-        self._add_all(self._waiting)
-        return self._assembler.finish()
+    def _finish(self, batch: list[tuple[int, memoryview]], buffers: list[memoryview]) -> None:
+        self._add_all(batch)
+        buffers += self._assembler.finish()
 
     async def abandon(self) -> None:
         """Waits for the thread, so that what it writes to can be removed."""
+        self._abandoned = True
         self._waiting.clear()
         with contextlib.suppress(WireError, OSError):  # the message is given up anyway
             await self._finish_job()

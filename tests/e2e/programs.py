@@ -25,6 +25,7 @@ PATIENCE_S = 90.0  # for anything that a busy machine may be slow at
 OUTSIDE = Path(__file__).parent / "outside"
 ENTRY_POINTS = """[fedrpc.methods]
 gated = outside:Gated
+held = outside:Held
 echo = outside:Echo
 timed-echo = outside:TimedEcho
 nudged = outside:Nudged

@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -199,6 +200,44 @@ def test_the_server_ends_twice_in_the_middle_of_rounds_and_clients_stay(
     own = sum(sizes["method"][direction]["tensor"] for direction in ("down", "up"))
     assert own == sizes["predicted"]["total"], "what is sent again is no cost of the method's"
     assert "resumed" in out.summary["bytes"]["kernel_note"]
+
+
+def test_the_server_ends_twice_before_a_durable_round_is_evaluated(
+    tmp_path: Path, programs: Programs, gates: Gates, finished: RunDir
+) -> None:
+    """Killed while it evaluates round 1 beside round 2, then asked to end while it does so again after its restart."""
+    out = RunDir(tmp_path / "run")
+    words = settings(method="held", params__gates=str(gates.folder))
+    listen = f"127.0.0.1:{find_free_port()}"
+    gates.shut("client-0-1")
+    server = programs.server(out.path, *words, listen=listen)
+    clients = programs.clients(server.address(), NUM_CLIENTS, tmp_path / "state")
+    gates.wait("client-0-1")  # round 0 is evaluated by now
+    gates.shut("evaluate", "client-0-2")
+    gates.open("client-0-1")
+    for end, code in ((signal.SIGKILL, -9), (signal.SIGTERM, 128 + signal.SIGTERM)):
+        gates.wait("evaluate", times=len(gates.pids("evaluate")) + 1)
+        if end == signal.SIGKILL:
+            gates.wait("client-0-2")  # the next round does not wait for the evaluation
+        assert out.durable_round == 1
+        assert {row["round"] for row in read_rows(out.path / "records.jsonl")} == {0}
+        server.send(end)
+        assert server.wait() == code
+        assert "Traceback" not in server.err
+        server = programs.server(out.path, *words, listen=listen)
+    gates.open_all()
+    server.wait_for_success()
+    assert [client.wait() for client in clients] == [0, 0, 0]
+
+    assert out.model_sha256 == finished.model_sha256
+    assert_sound(out)
+    assert _lines(out) == _lines(finished)
+    assert out.summary["accuracy"] == finished.summary["accuracy"]
+
+
+def _lines(run: RunDir) -> list[dict[str, Any]]:
+    """The records but for how long things took."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(run.path / "records.jsonl")]
 
 
 def test_a_round_below_quorum_ends_the_server_and_can_be_played_again(

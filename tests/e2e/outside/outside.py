@@ -7,6 +7,7 @@ import math
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,25 @@ class Gated(FedAvg):
             return cross_entropy(model, x, y)
 
         return slowly
+
+
+class Held(Gated):
+    """The same, and the server stops before each batch of an evaluation."""
+
+    name = "held"
+
+    def check(self, env: Env) -> None:
+        super().check(env)
+        self._gates = env.params.gates
+
+    def network(self, build: Callable[[], nn.Module]) -> nn.Module:
+        def stop(module: nn.Module, _: object) -> None:
+            if not module.training:
+                pass_gate(self._gates, "evaluate")
+
+        network = build()
+        network.register_forward_pre_hook(stop)
+        return network
 
 
 def wide(shape: tuple[int, ...], num_classes: int) -> nn.Module:

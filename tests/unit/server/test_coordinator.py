@@ -91,7 +91,7 @@ def small(method: Any = "fedavg", **values: Any) -> Problem:
 def without_features() -> Iterator[None]:
     """Measures of features take longer than all the rest, and have a test of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Evaluator, "measure_features", lambda self, weights: {})
+        patch.setattr(Evaluator, "measure_features", lambda self: {})
         yield
 
 
