@@ -215,6 +215,13 @@ def test_a_stream_that_ends_is_no_answer(attack: Attack) -> None:
     assert again.attempt > attack.task.attempt
 
 
+def test_a_stream_whose_session_was_replaced(attack: Attack) -> None:
+    again = _join(attack.target, attack.raw)
+    attack.stream.send(attack.frame(envelope=attack.result(), chunks=[_chunk(4)]))
+    assert catch_refusal(attack.stream.wait_for_end) == (UNKNOWN, "unknown session; join again")
+    assert again.count_receipts() == 0
+
+
 def test_many_streams_at_once_and_gone_again(attack: Attack) -> None:
     for stream in [attack.raw.connect() for _ in range(20)]:
         stream.cancel()
