@@ -96,11 +96,7 @@ def client(
     log_level: LogLevel = "info",
 ) -> None:
     """Take part in a run as one client or many; everything else is learned from the server."""
-    from fedrpc.client.app import ClientOptions
-    from fedrpc.client.identity import default_state_dir
     from fedrpc.launch.division import parse_client_ids
-    from fedrpc.launch.pod import run_client, run_pod
-    from fedrpc.tls.credentials import client_tls
 
     if client_ids is not None and clients_per_pod:
         raise ConfigError("--client-ids and --clients-per-pod both name the clients; give one of them")
@@ -109,6 +105,11 @@ def client(
         ids = parse_client_ids(client_ids)
     if not ids:
         raise typer.BadParameter("say which client this is, or give --client-ids 0-999", param_hint="--client-id")
+    from fedrpc.client.app import ClientOptions  # with torch
+    from fedrpc.client.identity import default_state_dir
+    from fedrpc.launch.pod import run_client, run_pod
+    from fedrpc.tls.credentials import client_tls
+
     options = ClientOptions(
         server=server,
         client_ids=ids,

@@ -104,8 +104,6 @@ class Servicer:
             )
         if not request.members:
             raise WireError("a Join without a client")
-        if len({member.client_id for member in request.members}) < len(request.members):
-            raise WireError("a Join that names a client twice")
         for member in request.members:
             self._check_certificate(member.client_id, context)
         token, sessions, replaced = self._roster.join([(m.client_id, m.instance) for m in request.members])

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from fedrpc.errors import Refused
+from fedrpc.errors import Refused, WireError
 from fedrpc.wire.envelope import Cancel, Finished
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Roster:
         """
         now = time.monotonic()
         if len(dict(members)) < len(members):
-            raise Refused("a Join names a client twice")
+            raise WireError("a Join names a client twice")
         for client, instance in members:
             if client >= self._num_clients:
                 raise OutOfRange(f"client id {client} is out of range: the run has 0 to {self._num_clients - 1}")

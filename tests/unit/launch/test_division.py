@@ -20,18 +20,21 @@ def test_hosts_share_all_clients_evenly(num_clients, data):
     parts = divide(num_clients, num_hosts)
     assert [client for part in parts for client in part.clients] == list(range(num_clients))
     sizes = [len(part.clients) for part in parts]
-    assert len(sizes) == num_hosts and max(sizes) - min(sizes) <= 1
+    assert len(sizes) == num_hosts
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_without_hosts_each_client_has_a_process_and_a_log_in_its_folder():
     parts = divide(3, None)
     assert [list(part.clients) for part in parts] == [[0], [1], [2]]
-    assert parts[2].name == "client 2" and parts[2].log_file(Path("state")) == Path("state/2/client.log")
+    assert parts[2].name == "client 2"
+    assert parts[2].log_file(Path("state")) == Path("state/2/client.log")
 
 
 def test_a_host_is_named_with_its_clients():
     part = divide(10, 2)[1]
-    assert part.name == "host 1 (clients 5 to 9)" and part.log_file(Path("state")) == Path("state/host-1.log")
+    assert part.name == "host 1 (clients 5 to 9)"
+    assert part.log_file(Path("state")) == Path("state/host-1.log")
 
 
 def test_more_hosts_than_clients_are_refused():

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fedrpc.errors import Refused
+from fedrpc.errors import WireError
 from fedrpc.server.roster import IdTaken, OutOfRange, Roster, Session, UnknownSession
 from tests.fakes import FakeLink, asynchronous
 
@@ -61,7 +61,7 @@ def test_a_join_opens_all_of_its_sessions_or_none(roster):
 
 
 def test_a_join_names_each_client_once(roster):
-    with pytest.raises(Refused, match="names a client twice"):
+    with pytest.raises(WireError, match="names a client twice"):
         roster.join([(1, "a"), (1, "a")])
     assert len(roster) == 0
 
