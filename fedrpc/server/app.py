@@ -108,6 +108,8 @@ class Servicer:
             self._check_certificate(member.client_id, context)
         token, sessions, replaced = self._roster.join([(m.client_id, m.instance) for m in request.members])
         for old in replaced:
+            if old.link:
+                old.link.drop_session(old)
             self._server.mailbox.replace_session(old)
         if request.package_version != fedrpc.__version__:
             self._log.warning("version_skew", client=sessions[0].client, theirs=request.package_version)
@@ -177,6 +179,11 @@ class Servicer:
             await _abort(context, error)
         finally:
             self._connections.discard(connection)
+
+    def end(self) -> None:
+        """Ends all streams: gRPC prints a traceback for each that is open when the event loop ends."""
+        for connection in list(self._connections):
+            connection.end()
 
     def check_idle(self) -> None:
         """Ends streams on which nothing moves that should."""

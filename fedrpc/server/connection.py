@@ -129,10 +129,16 @@ class Connection:
     def send_cancel(self, session: Session, cancel: Cancel) -> None:
         """Tells a client that nobody waits for an answer any more; one that is on its way is not kept."""
         if self._upload and self._upload.task.task_id == cancel.task_id:
-            ending = asyncio.ensure_future(self._upload.end())
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            self._end_upload_soon(self._upload)
         self._queue(session, pb.Frame(cancel=pb.Cancel(task_id=cancel.task_id, reason=cancel.reason)))
+
+    def drop_session(self, session: Session) -> None:
+        """Gives up a session that the client has opened anew, and the stream when it serves no other."""
+        self._sessions.pop(session.number, None)
+        if self._upload and self._upload.session is session:
+            self._end_upload_soon(self._upload)
+        if not self._sessions:
+            self._break("its clients have joined anew")
 
     def send_finished(self, finished: Finished) -> None:
         """Tells all clients of the stream that the run is over, once for all of them."""
@@ -179,6 +185,11 @@ class Connection:
             self._break(f"the client sent nothing for {limit:g} s; the transfer was aborted")
         elif now - self._heard_at > _MISSED * self._desk.limits.heartbeat_s:
             self._break(f"no heartbeat for {_MISSED * self._desk.limits.heartbeat_s:g} s")
+
+    def end(self) -> None:
+        """Ends the stream because the server stops; its client looks for the server again."""
+        if not self._broken.done():
+            self._broken.set_result(None)
 
     def _break(self, reason: str) -> None:
         if not self._broken.done():
@@ -401,6 +412,11 @@ class Connection:
             await upload.end()
             if rows := upload.take_rows(accepted=False):
                 self._desk.book.book(rows)
+
+    def _end_upload_soon(self, upload: Upload) -> None:
+        ending = asyncio.ensure_future(upload.end())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
     # Receipts
 

@@ -41,6 +41,9 @@ class Link(Protocol):
     def send_cancel(self, session: Session, cancel: Cancel) -> None:
         """Tells a client that nobody waits for an answer any more."""
 
+    def drop_session(self, session: Session) -> None:
+        """Gives up a session that the client has opened anew."""
+
     def send_finished(self, finished: Finished) -> None:
         """Tells all clients of the stream that the run is over."""
 

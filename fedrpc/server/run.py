@@ -208,6 +208,7 @@ async def _run_server(
             await asyncio.Event().wait()
         return result
     finally:
+        servicer.end()
         await grpc_server.stop(0.5)
 
 

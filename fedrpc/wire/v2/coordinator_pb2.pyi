@@ -319,7 +319,7 @@ class Frame(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     session: _builtins.int
-    """0 in frames that have only chunks, which belong to the message under way"""
+    """0 in a frame of one chunk and nothing else, which belongs to the message under way"""
     @_builtins.property
     def envelope(self) -> Global___Envelope:
         """begins a task or a result"""
@@ -346,7 +346,7 @@ class Frame(_message.Message):
 
     @_builtins.property
     def attach(self) -> Global___Attach:
-        """up: the stream's first frame, and after each further Join"""
+        """up: in the stream's first frame, and after each further Join"""
 
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat:
