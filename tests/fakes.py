@@ -210,7 +210,7 @@ class InMemoryClients:
         down = Attempt(task.round, task.phase, "down", task.client, task.attempt)
         delivered = received(frames_of(question, payload, task.attempt), down)
         self._book(task.client, down.close())
-        envelope, answer = load_payload(self._client(task.client)[1].answer(delivered, threading.Event(), dict))
+        envelope, answer = load_payload(self._client(task.client)[1].answer(delivered, threading.Event()))
         up = Attempt(task.round, task.phase, "up", task.client, self.store(task.client).next_attempt(task.task_id))
         received(frames_of(envelope, answer), up, into)
         self._book(task.client, up.close())

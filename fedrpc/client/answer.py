@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +25,7 @@ from fedrpc.seeds import seed_torch
 from fedrpc.wire.codec import Payload, decode, encode
 from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import check_name, serialise_file
-from fedrpc.wire.ledger import EVALUATE, SESSION, LedgerAnswer, Rows, to_json
+from fedrpc.wire.ledger import EVALUATE, SESSION, LedgerAnswer, to_json
 from fedrpc.wire.message import averaged_fields
 from fedrpc.wire.tcpinfo import Meter
 
@@ -43,17 +42,15 @@ class Answerer:
         self._cache: dict[str, Any] = {}
         self.cpu_s = 0.0  # CPU time of the answers, most of it training
 
-    def answer(self, task: Task, stop: threading.Event, take_rows: Callable[[], Rows]) -> Kept:
+    def answer(self, task: Task, stop: threading.Event) -> Kept:
         """Answers a task; the same question again gives the same bytes again.
 
         Args:
             stop: Set when the server withdraws the task.
-            take_rows: Gives the rows of the client's ledger that are not in the store yet; they are stored with the
-                answer.
         """
         question = task.envelope
         if question.phase == SESSION:
-            return self._report_ledger(task, take_rows())
+            return self._report_ledger(task)
         kept = self._store.find_answer(check_name(question.task_id), question.digest)
         if kept is not None:
             return kept
@@ -77,7 +74,7 @@ class Answerer:
             "task": question.task_id,
         }
         released = list_releases(payload.kinds, context.guarantees, where, self._problem.config.privacy.noise)
-        kept = self._store.commit(reply, payload, transaction.writes, released, take_rows())
+        kept = self._store.commit(reply, payload, transaction.writes, released)
         if took > _LONG_S:
             # A client is idle for most of a run, and must not hold its training's memory: 75 idle clients of a small
             # network held 140 MB each. Short answers come in quick succession, and are not worth it.
@@ -85,9 +82,8 @@ class Answerer:
             give_back_memory()
         return kept
 
-    def _report_ledger(self, task: Task, rows: Rows) -> Kept:
+    def _report_ledger(self, task: Task) -> Kept:
         """Answers the question for the client's ledger, which is asked anew each time: the answer is not kept."""
-        self._store.book(rows)
         decode(LEDGER.down, task.envelope.parts, task.buffers)
         lines = "\n".join(to_json(key, sums) for key, sums in self._store.read_ledger().items())
         payload = encode(LedgerAnswer(lines, *self._meter.read()))

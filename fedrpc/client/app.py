@@ -29,7 +29,6 @@ from fedrpc.wire.frames import check_name
 _MAX_BAD_MESSAGES = 5  # in a row: more than that is no transmission error
 _MAX_JOINING = 500  # clients in one Join: its answer stays far below gRPC's limit for a message
 _MAX_OPEN = 64  # clients whose stores and data are open at a time
-_FLUSH_S = 0.5  # how long booked rows may wait for the next answer
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,7 @@ class ClientApp:
         """Takes part until the run is over; returns the reason that the server gives for its end."""
         try:
             async with self._group:
-                for part in (self._answer_tasks(), self._flush_rows()):
-                    self._begin(part)
+                self._begin(self._answer_tasks())
                 reason = await self._stay_connected()
                 for task in self._working:
                     task.cancel()
@@ -197,6 +195,7 @@ class ClientApp:
     # Working
 
     def _enqueue(self, member: Member, task: Task) -> None:
+        self._make_room_for(member)
         self._queue.put_nowait((member, task))
 
     async def _answer_tasks(self) -> None:
@@ -205,7 +204,6 @@ class ClientApp:
             if not member.is_wanted(task):
                 member.drop(task)
                 continue
-            self._make_room_for(member)
             member.begin(task)
             result: Kept | Failure | None = None
             try:
@@ -267,13 +265,6 @@ class ClientApp:
                         raise WireError(f"the server refused one result {bad} times as malformed: {error}") from None
         finally:
             member.drop(task)
-
-    async def _flush_rows(self) -> None:
-        """Stores booked rows of clients that have no next answer to store them with."""
-        while True:
-            await asyncio.sleep(_FLUSH_S)
-            for member in [member for member in self._opened if member.has_rows]:
-                member.flush()
 
 
 def _draw_pause(attempt: int) -> float:

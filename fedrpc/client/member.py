@@ -15,7 +15,7 @@ from fedrpc.client.identity import Identity
 from fedrpc.client.store import ClientStore, Kept
 from fedrpc.client.transport import Admission, Failure, Receipt, Stream, Task
 from fedrpc.problem import Problem
-from fedrpc.wire.ledger import Rows, merge
+from fedrpc.wire.ledger import SESSION, Rows
 from fedrpc.wire.tcpinfo import Meter
 
 
@@ -58,8 +58,6 @@ class Member:
         self._open: dict[str, Task] = {}  # tasks that wait, are being answered or submitted
         self._answering: Task | None = None
         self._withdrawn: set[str] = set()
-        self._rows: Rows = {}  # booked, but not yet in the store
-        self._lock = threading.Lock()  # of `_rows`, which the training thread takes too
         self.cpu_s = 0.0  # CPU time of its answers, most of it training
         self._log = log.get("client")
 
@@ -93,11 +91,6 @@ class Member:
         """Whether it has no task on hand."""
         return not self._open
 
-    @property
-    def has_rows(self) -> bool:
-        """Whether rows wait to be stored."""
-        return bool(self._rows)
-
     def open_store(self) -> ClientStore:
         """Opens the store, unless it is open; only the event loop does so."""
         if self._store is None:
@@ -116,7 +109,6 @@ class Member:
     def close(self) -> None:
         """Closes the store and frees the data; they are opened again when a task comes."""
         if self._store:
-            self.flush()
             self._store.close()
         self._store = self._answerer = None
 
@@ -150,19 +142,10 @@ class Member:
                 self._store.fold(durable)
 
     def book(self, rows: Rows) -> None:
-        """Adds rows to the client's ledger; they are stored with the next answer, or by `flush`."""
-        with self._lock:
-            merge(self._rows, rows)
-
-    def _take_rows(self) -> Rows:
-        with self._lock:
-            rows, self._rows = self._rows, {}
-        return rows
-
-    def flush(self) -> None:
-        """Stores the rows that were booked, if the store is open."""
-        if self._store and (rows := self._take_rows()):
-            self._store.book(rows)
+        """Adds rows to the client's ledger; those of no task are not compared, and left out."""
+        tasks = {key: sums for key, sums in rows.items() if key.phase != SESSION}
+        if tasks:
+            self.open_store().book(tasks)
 
     # Answering
 
@@ -176,7 +159,7 @@ class Member:
         answerer = self._open_answerer()
         before = answerer.cpu_s
         try:
-            return answerer.answer(task, self.stop, self._take_rows)
+            return answerer.answer(task, self.stop)
         finally:
             self.cpu_s += answerer.cpu_s - before
 

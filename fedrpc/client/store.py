@@ -1,4 +1,4 @@
-"""A client's private, transactional store: methods' values, answers until they are durable, and both ledgers.
+"""A client's private, transactional store: methods' values, answers until they are durable, and the privacy ledger.
 
 An answer's writes, its outgoing bytes and its privacy rows commit together. Every write carries the number of its
 answer, so an answer can be undone with all later ones; versions before a durable point are dropped.
@@ -15,14 +15,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedrpc.client.byte_ledger import ByteLedger
 from fedrpc.errors import Refused, WireError
 from fedrpc.privacy.accountant import compute_epsilon, merge_histories
 from fedrpc.privacy.ledger import GENESIS, Release, hash_row, read_history
 from fedrpc.privacy.mechanisms import History
-from fedrpc.wire import ledger, stored
+from fedrpc.wire import stored
 from fedrpc.wire.codec import Payload
 from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import check_digest, load_payload, serialise_file, write_file
+from fedrpc.wire.ledger import Rows
 
 T = TypeVar("T")
 Kept = Path | bytes  # an answer's file, or the bytes of the file when the answer is small
@@ -39,9 +41,6 @@ CREATE TABLE IF NOT EXISTS answers (task TEXT PRIMARY KEY, number INTEGER, epoch
                                     attempts INTEGER);
 CREATE TABLE IF NOT EXISTS bodies (number INTEGER PRIMARY KEY, data BLOB);
 CREATE TABLE IF NOT EXISTS privacy (number INTEGER PRIMARY KEY, row TEXT, hash BLOB);
-CREATE TABLE IF NOT EXISTS bytes (round INTEGER, phase TEXT, kind TEXT, direction TEXT, client INTEGER,
-    attempt INTEGER, aborted INTEGER, tensor INTEGER, message INTEGER, messages INTEGER,
-    PRIMARY KEY (round, phase, kind, direction, client, attempt, aborted));
 """
 
 
@@ -87,6 +86,7 @@ class ClientStore:
         self._lock = threading.Lock()  # the training thread and the event loop share the store
         self._db = sqlite3.connect(folder / "store.db", check_same_thread=False, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
+        self._bytes = ByteLedger(folder / "bytes.jsonl")
         self._syncing = False
         self._unsent: set[str] = set()  # answers that were committed and not yet sent
         self._last_rows: tuple[int, list[str]] = (-1, [])  # the index of the last commit's first row, and its rows
@@ -152,12 +152,8 @@ class ClientStore:
         payload: Payload,
         writes: dict[str, bytes | None],
         released: Iterable[Release],
-        booked: ledger.Rows | None = None,
     ) -> Kept:
         """Commits an answer: its writes, its bytes and its privacy rows, all or none.
-
-        Args:
-            booked: Rows of the ledger of bytes, which are stored on this occasion.
 
         A small answer's bytes go into the database: creating and removing a file would cost more than the answer. The
         commit is synced only when a row has a cost: lost in a power cut, it would be spent twice.
@@ -187,15 +183,13 @@ class ClientStore:
                 rows = [(key, number, envelope.epoch, value) for key, value in values.items()]
                 self._db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
                 appended = self._append(released)
-                self._add_rows(booked or {})
             self._last_rows = appended
         self._unsent.add(envelope.task_id)
         return kept
 
     def _next_number(self) -> int:
         # Never reused, even after answers were undone or dropped.
-        self._db.execute("UPDATE meta SET number = number + 1")
-        return int(self._db.execute("SELECT number FROM meta").fetchone()[0])
+        return int(self._db.execute("UPDATE meta SET number = number + 1 RETURNING number").fetchone()[0])
 
     def _append(self, released: Iterable[Release]) -> tuple[int, list[str]]:
         """Appends rows to the chain; returns the index of the first, and the rows."""
@@ -303,33 +297,16 @@ class ClientStore:
             )
         return False
 
-    def book(self, rows: ledger.Rows) -> None:
+    def book(self, rows: Rows) -> None:
         """Adds rows to the client's ledger of bytes."""
-        with self._lock, self._db:
-            self._db.execute("BEGIN")
-            self._add_rows(rows)
+        self._bytes.book(rows)
 
-    def _add_rows(self, rows: ledger.Rows) -> None:
-        self._db.executemany(
-            "INSERT INTO bytes VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET "
-            "tensor = tensor + excluded.tensor, message = message + excluded.message, "
-            "messages = messages + excluded.messages",
-            [
-                (k.round, k.phase, k.kind, k.direction, k.client, k.attempt, k.aborted, *vars(s).values())
-                for k, s in rows.items()
-            ],
-        )
-
-    def read_ledger(self) -> ledger.Rows:
+    def read_ledger(self) -> Rows:
         """Reads the client's ledger of bytes."""
-        with self._lock:
-            rows = self._db.execute("SELECT * FROM bytes").fetchall()
-        return {
-            ledger.Key(rnd, phase, kind, direction, client, attempt, bool(aborted)): ledger.Sums(*sums)
-            for rnd, phase, kind, direction, client, attempt, aborted, *sums in rows
-        }
+        return self._bytes.read()
 
     def close(self) -> None:
         """Closes the database."""
         with self._lock:
             self._db.close()
+        self._bytes.close()

@@ -27,7 +27,7 @@ from fedrpc.wire.codec import encode
 from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import load_payload
 from fedrpc.wire.kinds import Kind
-from fedrpc.wire.ledger import Key, LedgerAnswer, LedgerQuestion, Rows, Sums, parse_rows
+from fedrpc.wire.ledger import Key, LedgerAnswer, LedgerQuestion, Sums, parse_rows
 from fedrpc.wire.message import Tensors, part
 from fedrpc.wire.tcpinfo import Meter
 from tests.fakes import CPU, problem_of
@@ -94,7 +94,6 @@ class Desk:
         self.problem = problem or problem_of(Talker)
         self.answerer = Answerer(self.problem, client, self.store, CPU, Meter(0, local=False))
         self.stop = threading.Event()
-        self.booked: Rows = {}  # what the next answer stores
 
     def ask(
         self, message: Any, *, task: str = "0" * 32, phase: str = "ask", round_index: int = 0, step: int = 0
@@ -104,11 +103,7 @@ class Desk:
             task_id=task, round=round_index, phase=phase, step=step, parts=payload.parts, digest=payload.digest
         )
         buffers = [memoryview(bytearray(b"".join(views))) for views in payload.buffers]
-        return self.answerer.answer(Task(envelope, buffers), self.stop, self._take_rows)
-
-    def _take_rows(self) -> Rows:
-        rows, self.booked = self.booked, {}
-        return rows
+        return self.answerer.answer(Task(envelope, buffers), self.stop)
 
     def rows(self) -> list[dict[str, Any]]:
         return [json.loads(row) for row in self.store.read_privacy_rows(0)]
@@ -254,18 +249,7 @@ def test_a_client_without_test_data_evaluates_nothing(tmp_path):
 def test_a_client_reports_its_ledger(desk):
     key = Key(0, "ask", "images", "down", 1, 0)
     desk.store.book({key: Sums(1, 2, 3)})
-    desk.booked = {key: Sums(10, 20, 30)}
     for _ in range(2):
         got = body(desk.ask(LedgerQuestion("what did you count?"), phase="session"), LedgerAnswer)
-        assert parse_rows(got.rows) == {key: Sums(11, 22, 33)}, "what was booked since the last answer is in it, once"
+        assert parse_rows(got.rows) == {key: Sums(1, 2, 3)}
     assert desk.rows() == [], "the protocol's own text is no release"
-
-
-def test_the_ledgers_rows_are_stored_with_an_answer_and_wait_when_it_fails(desk):
-    booked = {Key(0, "ask", "images", "down", 1, 0): Sums(1, 2, 3)}
-    desk.booked = dict(booked)
-    with pytest.raises(RuntimeError):
-        desk.ask(plain(what="raise"))
-    assert (desk.booked, desk.store.read_ledger()) == (booked, {})
-    desk.ask(plain())
-    assert (desk.booked, desk.store.read_ledger()) == ({}, booked)

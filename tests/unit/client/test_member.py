@@ -19,7 +19,7 @@ from fedrpc.privacy.ledger import GENESIS
 from fedrpc.problem import Problem
 from fedrpc.wire.codec import encode
 from fedrpc.wire.envelope import Envelope
-from fedrpc.wire.ledger import Key, Sums
+from fedrpc.wire.ledger import SESSION, Key, Sums
 from fedrpc.wire.tcpinfo import Meter
 from tests.fakes import CPU, asynchronous, problem_of
 from tests.unit.wire.messages import kept_message
@@ -134,33 +134,22 @@ def test_a_task_from_before_a_durable_point_is_not_wanted(desk, problem):
 
 
 def test_a_client_without_a_task_opens_no_store(desk, tmp_path):
+    desk.member.book({Key(0, SESSION, "envelope", "down", 1, 0): Sums(0, 5, 1)})
     assert not (tmp_path / "1" / "run").exists()
-    desk.member.book(ROWS)
-    assert desk.member.has_rows
-    desk.member.flush()
-    assert desk.member.has_rows, "they wait until there is a store"
 
 
-def test_rows_are_stored_with_the_next_answer(desk, problem, tmp_path):
-    desk.member.open_store()
-    desk.member.book(ROWS)
-    task = make_task(problem)
-    desk.member.receive_task(task)
-    kept = desk.member.answer(task)
-    assert kept_message(Update, kept).num_examples > 0
-    assert desk.member.cpu_s > 0
-    assert not desk.member.has_rows
-    assert read_rows(tmp_path) == ROWS
-
-
-@pytest.mark.parametrize("how", ["flush", "close"])
-def test_rows_without_a_next_answer_are_stored_too(desk, tmp_path, how):
-    desk.member.open_store()
+def test_rows_are_stored_at_once(desk, tmp_path):
     for _ in range(2):
         desk.member.book(ROWS)
-    getattr(desk.member, how)()
-    assert not desk.member.has_rows
     assert list(read_rows(tmp_path).values()) == [Sums(2, 4, 6)]
+
+
+def test_an_answer_counts_its_cpu_time(desk, problem):
+    task = make_task(problem)
+    desk.member.receive_task(task)
+    desk.member.open_store()
+    assert kept_message(Update, desk.member.answer(task)).num_examples > 0
+    assert desk.member.cpu_s > 0
 
 
 def test_a_client_that_was_closed_answers_the_same_again(desk, problem):
