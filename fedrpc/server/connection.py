@@ -11,7 +11,7 @@ import asyncio
 import io
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from fedrpc import log
@@ -163,17 +163,21 @@ class Connection:
         finally:
             for part in work:
                 part.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
-            await self._close()
+            self._detach()
+            # In a task of its own: a second cancellation of this call must not keep permits and files.
+            await asyncio.shield(asyncio.ensure_future(self._clean_up(work)))
 
-    async def _close(self) -> None:
+    def _detach(self) -> None:
         if self._due:
             self._due.cancel()
-        await self._drop_upload()
         self._mailbox.detach(self)
         for session in self._sessions.values():
             if session.link is self:
                 self._desk.roster.detach(session)
+
+    async def _clean_up(self, work: Iterable[asyncio.Future[None]]) -> None:
+        await asyncio.gather(*work, return_exceptions=True)
+        await self._drop_upload()
 
     def check_idle(self, now: float) -> None:
         """Ends the stream when nothing moves that should; called several times a second."""
