@@ -252,7 +252,10 @@ class ClientApp:
         bad = 0
         try:
             while member.is_wanted(task):
-                stream = self._stream.result() if self._stream.done() else await asyncio.shield(self._stream)
+                if not self._stream.done():
+                    await asyncio.shield(self._stream)
+                    continue  # joining may have brought a durable point, and with it the end of the kept answer
+                stream = self._stream.result()
                 try:
                     await member.submit(stream, task, result)
                     return
@@ -261,8 +264,10 @@ class ClientApp:
                 except WireError as error:
                     bad += 1
                     self._log.warning("bad_result", client=member.client, error=str(error), in_a_row=bad)
-                    if bad >= _MAX_BAD_MESSAGES:
-                        raise WireError(f"the server refused one result {bad} times as malformed: {error}") from None
+                    if bad == _MAX_BAD_MESSAGES:  # the other clients of this process go on
+                        result = Failure(f"the server refused the answer {bad} times: {error}"[:500])
+                    elif bad > _MAX_BAD_MESSAGES:
+                        return
         finally:
             member.drop(task)
 

@@ -14,6 +14,7 @@ from fedrpc.client.answer import Answerer
 from fedrpc.client.identity import Identity
 from fedrpc.client.store import ClientStore, Kept
 from fedrpc.client.transport import Admission, Failure, Receipt, Stream, Task
+from fedrpc.errors import Refused
 from fedrpc.problem import Problem
 from fedrpc.wire.ledger import SESSION, Rows
 from fedrpc.wire.tcpinfo import Meter
@@ -74,9 +75,12 @@ class Member:
         self._work, self.session = work, admission.session
         self._privacy_held = admission.privacy_rows
         if admission.privacy_rows or self._store or (self._folder / "store.db").exists():
-            adopted = self.open_store().adopt_chain(
-                admission.privacy_rows, admission.privacy_head, admission.privacy_spent
-            )
+            try:
+                adopted = self.open_store().adopt_chain(
+                    admission.privacy_rows, admission.privacy_head, admission.privacy_spent
+                )
+            except Refused as error:
+                raise Refused(f"client {self.client}: {error}") from None
             if adopted:
                 self._log.warning("privacy_chain_adopted", rows=admission.privacy_rows, why="the local store was lost")
         self.receive_durable(durable)

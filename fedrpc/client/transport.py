@@ -252,8 +252,6 @@ class Stream:
         try:
             done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             return next(str(part.result()) for part in done)
-        except (FedrpcError, asyncio.CancelledError):
-            raise
         finally:
             for part in work:
                 part.cancel()
@@ -304,6 +302,10 @@ class Stream:
             raise WireError(f"got a frame of session {frame.session}, which is not of this stream")
         if frame.HasField("receipt"):
             self._settle(frame.session, frame.receipt)
+            if frame.receipt.status in (pb.Receipt.STATUS_LATE, pb.Receipt.STATUS_DUPLICATE):
+                # At once: the same frame may ask the same question again (a server that came back), and a task that
+                # is still on hand would be ignored as delivered twice.
+                listener.receive_cancel(frame.receipt.task_id)
         if frame.HasField("grant"):
             sending = self._sent.get((frame.session, frame.grant.task_id))
             if sending and not sending.granted.done():

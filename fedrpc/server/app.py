@@ -39,6 +39,7 @@ STATUS: list[tuple[type[Exception], grpc.StatusCode]] = [
     (FedrpcError, grpc.StatusCode.INTERNAL),
 ]
 
+_ABORT_S = 5.0
 OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server behind the same port
     ("grpc.http2.bdp_probe", 0),  # with it, gRPC buffers whole models for slow readers
@@ -161,7 +162,9 @@ class Servicer:
         names = [name.decode() for name in context.auth_context().get("x509_common_name", [])]
         wanted = self._client_name.replace("{client}", str(client))
         if wanted not in names:
-            raise Refused(f"the certificate is for {names or 'nobody'}, not for {wanted}")
+            remedy = "; for processes of many clients, give the server a --tls-client-name without {client}"
+            several = remedy if wanted != self._client_name else ""
+            raise Refused(f"the certificate is for {names or 'nobody'}, not for {wanted}{several}")
 
     async def connect(self, _: Any, context: Any) -> None:
         """Serves the stream of one process."""
@@ -172,13 +175,18 @@ class Servicer:
 
         connection = Connection(self._desk, read, context.write)
         self._connections.add(connection)
+        error: FedrpcError | None = None
         try:
             await connection.run()
-        except FedrpcError as error:
-            self._log.warning("stream_refused", error=str(error))
-            await _abort(context, error)
+        except FedrpcError as broken:
+            error = broken
         finally:
             self._connections.discard(connection)
+        if error:
+            self._log.warning("stream_refused", error=str(error))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ABORT_S):  # it would wait for a client that reads nothing
+                    await _abort(context, error)
 
     def end(self) -> None:
         """Ends all streams: gRPC prints a traceback for each that is open when the event loop ends."""

@@ -47,6 +47,8 @@ from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 _RECEIPT_S = 0.01  # how long a receipt waits for a task with which it can travel
 _MISSED = 3  # heartbeats that a client may miss
+_MAX_OUTBOX = 1000  # frames that wait to be sent: beyond it nothing more is read, so that a client cannot fill memory
+_MAX_PARTS = 1000  # a part is a field of a message's dataclass
 _Status = pb.Receipt.Status
 
 
@@ -101,7 +103,8 @@ class Connection:
         self._large: asyncio.Queue[tuple[Session, Delivery]] = asyncio.Queue()
         self._receipts: dict[Session, pb.Receipt] = {}
         self._due: asyncio.TimerHandle | None = None  # when receipts go out by themselves
-        self._filled = asyncio.Event()
+        self._filled, self._has_room = asyncio.Event(), asyncio.Event()
+        self._has_room.set()
         self._writing = asyncio.Lock()
         self._writing_since: float | None = None
         self._heard_at = time.monotonic()
@@ -150,6 +153,8 @@ class Connection:
     def _queue(self, session: Session, item: Delivery | pb.Frame) -> None:
         self._outbox.append((session, item))
         self._filled.set()
+        if len(self._outbox) >= _MAX_OUTBOX:
+            self._has_room.clear()
 
     # The stream's life
 
@@ -213,6 +218,8 @@ class Connection:
             self._filled.clear()
             while self._outbox:
                 session, item = self._outbox.popleft()
+                if len(self._outbox) < _MAX_OUTBOX:
+                    self._has_room.set()
                 if isinstance(item, Delivery):
                     await self._deliver(session, item)
                 else:
@@ -273,6 +280,8 @@ class Connection:
             self._desk.book.book(rows)
             if whole:
                 self._mailbox.mark_delivered(delivery)
+                if task.done:  # while it was sent: a Cancel that came before the last chunk found no task there
+                    self._queue(session, pb.Frame(cancel=pb.Cancel(task_id=task.task_id, reason="no longer needed")))
             else:
                 self._mailbox.return_to_queue(delivery)
 
@@ -293,6 +302,7 @@ class Connection:
     async def _receive(self) -> None:
         while (data := await self._read()) is not None:
             self._heard_at = time.monotonic()
+            await self._has_room.wait()
             chunk = read_chunk(data)
             if chunk:
                 await self._receive_chunk(*chunk, len(data))
@@ -326,7 +336,9 @@ class Connection:
         # A result for a task that is not open gets no row of its own: its envelope is not trusted.
         where = (task.round, task.phase) if task else (self._desk.round(), SESSION)
         attempt = Attempt(*where, "up", session.client, envelope.attempt if task else 0)
-        rows = attempt.add_first(size, list_inline(frame), count_other_fields(frame))
+        # Looked at one by one only where they can be right: a frame has room for two million chunks.
+        fits = task is not None and max(len(frame.chunks), len(envelope.parts)) <= _MAX_PARTS
+        rows = attempt.add_first(size, list_inline(frame) if fits else (), count_other_fields(frame))
         status, reason = _Status.STATUS_REFUSED, ""
         try:
             # Rows are kept whatever becomes of the result: what they describe has left the client.
@@ -334,6 +346,8 @@ class Connection:
                 self._desk.privacy.extend(session.client, frame.privacy.first, frame.privacy.rows)
             if task is None or not self._is_wanted(task, envelope):
                 status = self._describe_unwanted(task, envelope)
+            elif not fits:
+                raise WireError(f"a message of {len(envelope.parts)} parts has {len(frame.chunks)} chunks in its frame")
             elif _is_large(frame):
                 await self._begin_upload(task, session, envelope, attempt, rows)
                 return
@@ -348,7 +362,8 @@ class Connection:
 
     @staticmethod
     def _is_wanted(task: Task, envelope: pb.Envelope) -> bool:
-        return not task.done and envelope.question == task.question.payload.digest
+        # A question that is not encoded was not sent by this server: the client gets it, and sends its answer again.
+        return not task.done and task.question.prepared and envelope.question == task.question.payload.digest
 
     def _describe_unwanted(self, task: Task | None, envelope: pb.Envelope) -> _Status.ValueType:
         """The receipt for a result that nobody waits for."""

@@ -55,6 +55,7 @@ class Coordinator:
         self._evaluation = EvaluationThread(evaluation.Evaluator(server.problem, server.device), server.device)
         self._pending: asyncio.Task[None] | None = None  # the evaluation of the last durable round
         self.round = SETUP_ROUND  # under which traffic outside tasks is booked
+        self._was_resumed = False
         self._kernel_before = [0, 0]
         self._seconds_before = 0.0
         self._aggregation: dict[str, Any] = {}  # the aggregators' states, by name
@@ -101,6 +102,7 @@ class Coordinator:
         self._kernel_before, self._seconds_before = kept.kernel, kept.seconds
         self._server.mailbox.durable = kept.point
         self._meter.note = "the run was resumed: kernel bytes between its last checkpoint and its stop are not counted"
+        self._was_resumed = True
         self._log.info("resumed", after_round=done)
         for layer, data in kept.aggregation.items():
             self._aggregation[layer] = stored.loads(type(self._aggregation[layer]), data)
@@ -336,7 +338,9 @@ class Coordinator:
         question = LedgerQuestion(f"what did you count? {uuid.uuid4().hex}")
         async for reply in rnd.ask(LEDGER, question):
             theirs = ledger.parse_rows(reply.body.rows)
-            for name, value in ledger.compare(ours.get(reply.client, {}), theirs).items():
+            interrupted = self._was_resumed or self._roster.has_rejoined(reply.client)
+            found = ledger.compare(ours.get(reply.client, {}), theirs, interrupted=interrupted)
+            for name, value in found.items():
                 sums[name] += value
         if sums["differing"]:
             self._log.error("ledgers_differ", rows=sums["differing"])

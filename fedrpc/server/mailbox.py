@@ -18,6 +18,7 @@ from fedrpc.server.roster import Link, Roster, Session
 from fedrpc.server.spool import Spooled
 from fedrpc.wire.envelope import Cancel, Finished
 
+_MAX_MISSED = 2  # deadlines in a row, before a process of many clients counts as hung
 _DEPTH = 2  # leases of a stream that serves several clients: one trains, the next one's task is there already
 
 
@@ -80,6 +81,7 @@ class _Queue:
     def __init__(self) -> None:
         self.ready: list[tuple[int, Task]] = []  # a heap
         self.num_leased = 0
+        self.num_missed = 0  # deadlines, since the last reply
 
 
 class Mailbox:
@@ -289,6 +291,8 @@ class Mailbox:
 
     def accept_reply(self, task: Task, reply: Spooled) -> None:
         """Ends a task with its spooled reply."""
+        if task.link in self._queues:
+            self._queues[task.link].num_missed = 0
         self._ended[task.task_id] = None
         while len(self._ended) > 10_000:
             del self._ended[next(iter(self._ended))]
@@ -330,10 +334,24 @@ class Mailbox:
             waited = now - task.delivered_at if task.delivered_at is not None else 0.0
             # An upload gets as long again, but a drip of bytes must not hold up a round forever.
             if waited > self._limits.deadline_s * (2 if task.receiving else 1):
-                reason = f"no answer within {self._limits.deadline_s:g} s"
-                self._end(task, Missing(reason, hung=True), cancel=True)
+                self._miss(task)
         absent_s = self._limits.absent_s
         for client in [c for c in self._of_client if self._roster.measure_absence(c) > absent_s]:
             for task in list(self._of_client[client].values()):
                 if not task.leased:
                     self._end(task, Missing(f"not connected for {absent_s:g} s"))
+
+    def _miss(self, task: Task) -> None:
+        """Ends a task whose time is up; a process that misses two deadlines in a row gets no third for its others."""
+        reason = f"no answer within {self._limits.deadline_s:g} s"
+        link = task.link
+        self._end(task, Missing(reason, hung=True), cancel=True)
+        queue = self._queues.get(link) if link else None
+        if queue is None:
+            return
+        queue.num_missed += 1
+        if queue.num_missed < _MAX_MISSED:
+            return
+        for session in self._roster:
+            for other in list(self._of_client.get(session.client, {}).values()) if session.link is link else ():
+                self._end(other, Missing(f"its process gave {reason}", hung=True), cancel=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -83,6 +84,7 @@ class Roster:
         self._joined: dict[bytes, list[Session]] = {}  # by token, until a stream takes them
         self._without_link: dict[Session, None] = {}
         self._gone_since: dict[int, float] = {}
+        self._joins: Counter[int] = Counter()
         self._opened = time.monotonic()
         self._num_opened = 0
         self._changed = asyncio.Event()
@@ -118,6 +120,7 @@ class Roster:
 
     def _open(self, client: int, instance: str, now: float) -> Session:
         self._num_opened += 1
+        self._joins[client] += 1
         session = Session(self._num_opened, client, instance, now)
         self._by_client[client] = session
         self._without_link[session] = None
@@ -162,6 +165,10 @@ class Roster:
         if client in self._by_client:
             return 0.0
         return time.monotonic() - self._gone_since.get(client, self._opened)
+
+    def has_rejoined(self, client: int) -> bool:
+        """Whether a client has joined more than once."""
+        return self._joins[client] > 1
 
     @property
     def all_linked(self) -> bool:

@@ -54,8 +54,8 @@ class Upload:
 
         async def hold_permit() -> None:
             async with permits:
-                self._path = spool.make_incoming_path(self.task.epoch, self.task.task_id)
                 try:
+                    self._path = spool.make_incoming_path(self.task.epoch, self.task.task_id)
                     self._file = self._path.open("wb")
                 except OSError as error:
                     refuse(f"the server cannot write: {error.strerror}")

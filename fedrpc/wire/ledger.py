@@ -43,6 +43,11 @@ class Sums:
     message_bytes: int = 0
     messages: int = 0
 
+    def is_less_than(self, other: Sums) -> bool:
+        """Whether some of these are smaller than another row's, and none is larger."""
+        mine, theirs = vars(self).values(), vars(other).values()
+        return self != other and all(a <= b for a, b in zip(mine, theirs, strict=True))
+
     def add(self, other: Sums) -> None:
         """Adds another row's sums to these."""
         self.tensor_bytes += other.tensor_bytes
@@ -349,17 +354,22 @@ def group_by_client(rows: Mapping[Key, Sums]) -> dict[int, Rows]:
     return groups
 
 
-def compare(server: Rows, client: Rows) -> dict[str, int]:
+def compare(server: Rows, client: Rows, *, interrupted: bool = False) -> dict[str, int]:
     """Compares both sides' rows of one client's completed attempts; the session is left out.
 
     Rows that only one side has (it saw them aborted, or was killed before it wrote them) are counted, not compared.
+
+    Args:
+        interrupted: The client's stream broke and came back. What was under way then may be complete for the server
+            alone, so a row of several messages of which the client has less counts as the server's alone, too.
     """
     ours, theirs = _select_completed(server), _select_completed(client)
     both = ours.keys() & theirs.keys()
+    short = {key for key in both if interrupted and theirs[key].is_less_than(ours[key])}
     return {
-        "compared": len(both),
-        "differing": sum(ours[key] != theirs[key] for key in both),
-        "only_server": len(ours.keys() - both),
+        "compared": len(both - short),
+        "differing": sum(ours[key] != theirs[key] for key in both - short),
+        "only_server": len(ours.keys() - both) + len(short),
         "only_client": len(theirs.keys() - both),
     }
 

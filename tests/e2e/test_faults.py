@@ -290,3 +290,27 @@ def test_a_client_that_lost_its_store_goes_on_with_the_servers_copy_of_its_accou
     assert find_repeated_ledger_keys(out) == []
     assert out.summary["ledger_check"]["differing"] == 0
     assert out.summary["ledger_check"]["only_server"] > 0, "what the lost store had counted"
+
+
+def test_a_client_is_killed_again_and_again_in_a_phase_of_many_steps(tmp_path: Path, programs: Programs) -> None:
+    """All steps share their rows of the ledger: what a kill cut off must not make them differ."""
+    words = settings(
+        method="handgan", clients=2, rounds=0, params__steps=400, params__paths=1, params__batch=2, params__noise_dim=4
+    )
+    undisturbed, out = RunDir(tmp_path / "undisturbed"), RunDir(tmp_path / "run")
+    programs.run(undisturbed.path, *words).wait_for_success()
+    server = programs.server(out.path, *words)
+    clients = programs.clients(server.address(), 2, tmp_path / "state")
+    for number in range(3):
+        before = len(out.journal)
+        wait_for("more steps are played", lambda before=before: len(out.journal) > before + 100)
+        clients[1].kill()
+        clients[1] = programs.client(server.address(), 1, tmp_path / "state")
+        clients[1].wait_for_join()
+        assert server.code is None, f"the run ended before kill {number}"
+    server.wait_for_success()
+    assert out.model_sha256 == undisturbed.model_sha256
+    assert find_repeated_releases(out) == []
+    assert list(find_broken_links(out)) == []
+    check = out.summary["ledger_check"]
+    assert (check["missing"], check["differing"], check["only_client"]) == (0, 0, 0)

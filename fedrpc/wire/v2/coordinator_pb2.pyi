@@ -649,7 +649,6 @@ class Failure(_message.Message):
         """the client half raised"""
         CODE_ABSTAINED: Failure._Code.ValueType  # 2
         """the client chose not to answer (privacy budget)"""
-        CODE_CANCELLED: Failure._Code.ValueType  # 3
 
     class Code(_Code, metaclass=_CodeEnumTypeWrapper): ...
     CODE_UNSPECIFIED: Failure.Code.ValueType  # 0
@@ -657,7 +656,6 @@ class Failure(_message.Message):
     """the client half raised"""
     CODE_ABSTAINED: Failure.Code.ValueType  # 2
     """the client chose not to answer (privacy budget)"""
-    CODE_CANCELLED: Failure.Code.ValueType  # 3
 
     CODE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int

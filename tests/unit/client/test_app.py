@@ -14,24 +14,26 @@ import grpc
 import grpc.aio
 import pytest
 
-from fedrpc.client import app
+from fedrpc.client import app, store
 from fedrpc.client.app import ClientApp, ClientOptions
 from fedrpc.client.store import ClientStore
 from fedrpc.client.transport import Transport
-from fedrpc.errors import FedrpcError, Refused, Taken, Unavailable
+from fedrpc.errors import FedrpcError, Refused, Taken, Unavailable, WireError
 from fedrpc.methods.fedavg import FIT, Global, Update
 from fedrpc.methods.phases import Reply
 from fedrpc.models.state import read_tensors
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.problem import Problem
 from fedrpc.server.app import STATUS, Servicer
-from fedrpc.server.mailbox import Mailbox
+from fedrpc.server.connection import Connection
+from fedrpc.server.mailbox import Mailbox, Missing
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import ServerContext, ServerRound
 from fedrpc.server.spool import Spool
 from fedrpc.wire.frames import count_message_bytes
 from fedrpc.wire.ledger import LedgerFile, compare, group_by_client
 from fedrpc.wire.tcpinfo import Meter
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.fakes import CPU, asynchronous, problem_of
 
 WAIT_S = 30.0
@@ -292,3 +294,86 @@ async def test_a_process_gives_up_a_server_that_does_not_answer(tmp_path, monkey
         monkeypatch.setattr(server, "join", refuse)
         with pytest.raises(Unavailable, match=r"gave up after 0\.05 s"):
             await asyncio.wait_for(start(tmp_path, 0, wait_s=0.05), WAIT_S)
+
+
+# At the wrong moment
+
+
+async def make_tasks(server: Hub, *cohort: int, step: int = 0) -> list[Any]:
+    rnd = ServerRound(server.server, 0, cohort, 1.0)
+    message = Global(read_tensors(server.problem.copy_network()))
+    return await rnd._make_tasks(FIT, dict.fromkeys(cohort, message), step)
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not holds():
+            await asyncio.sleep(0)
+
+
+@asynchronous
+async def test_a_late_receipt_and_the_same_task_in_one_frame(tmp_path, monkeypatch, problem):
+    """A server came back, and a kept answer arrives just before its question is asked again."""
+    async with hub(tmp_path, monkeypatch, problem) as server:
+        process = start(tmp_path, 0)
+        await until(lambda: len(server.roster) and server.roster.get(0).link)
+        [first] = await make_tasks(server, 0)
+        server.mailbox.post([first])
+        await until(lambda: first.delivered_at)
+        server.pipes[0].cut()
+        await asyncio.sleep(0)
+        server.mailbox.withdraw([first], "what a restart forgets")
+        [again] = await make_tasks(server, 0)
+        original, seen = Connection._acknowledge, []
+
+        def acknowledge(self: Connection, session: Any, task_id: str, status: int, *args: Any) -> None:
+            original(self, session, task_id, status, *args)
+            if task_id == again.task_id and status == pb.Receipt.STATUS_LATE and not seen:
+                seen.append(task_id)
+                server.mailbox.post([again])  # while the receipt waits
+
+        monkeypatch.setattr(Connection, "_acknowledge", acknowledge)
+        assert not isinstance(await asyncio.wait_for(again.outcome, WAIT_S), Missing)
+        assert seen
+        await finish(server, process)
+
+
+@asynchronous
+async def test_an_answer_that_became_durable_while_the_stream_was_away(tmp_path, monkeypatch, problem):
+    monkeypatch.setattr(store, "_SMALL_BYTES", 0)  # so that the answer has a file
+    async with hub(tmp_path, monkeypatch, problem) as server:
+        original, pause_s = server.join, 0.0
+
+        async def join(*args: Any, **kwargs: Any) -> bytes:
+            await asyncio.sleep(pause_s)
+            return await original(*args, **kwargs)
+
+        server.join = join
+        process = start(tmp_path, 0)
+        await asyncio.wait_for(server.ask(0), WAIT_S)  # accepted, but its receipt waits
+        pause_s = 0.3  # longer than the client waits before it tries to submit again
+        server.pipes[0].cut()
+        server.mailbox.durable = 1
+        await until(lambda: len(server.pipes) == 2 or process.done())
+        await asyncio.sleep(0.3)
+        await finish(server, process)
+
+
+@asynchronous
+async def test_a_client_whose_results_are_refused_does_not_end_its_host(tmp_path, monkeypatch, problem):
+    async with hub(tmp_path, monkeypatch, problem) as server:
+        extend = server.privacy.extend
+
+        def refuse(client: int, *args: Any) -> int:
+            if client == 1:
+                raise WireError("this client's rows are always wrong")
+            return extend(client, *args)
+
+        monkeypatch.setattr(server.privacy, "extend", refuse)
+        process = start(tmp_path, 0, 1, 2)
+        tasks = await make_tasks(server, 0, 1, 2)
+        server.mailbox.post(tasks)
+        outcomes = [await asyncio.wait_for(task.outcome, WAIT_S) for task in tasks]
+        assert [isinstance(outcome, Missing) for outcome in outcomes] == [False, True, False]
+        assert "refused the answer 5 times" in outcomes[1].reason
+        await finish(server, process)

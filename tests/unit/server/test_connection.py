@@ -10,6 +10,7 @@ import torch
 
 from fedrpc.errors import Unavailable, WireError
 from fedrpc.privacy.ledger import GENESIS, UNCOVERED, Release
+from fedrpc.server import connection
 from fedrpc.server.mailbox import Missing
 from fedrpc.server.roster import UnknownSession
 from fedrpc.server.spool import read_reply
@@ -354,3 +355,45 @@ async def test_rows_of_a_host_are_booked_under_the_client_that_they_concern(tmp_
         }
         small, large = SMALL.value.nbytes, LARGE.value.nbytes
         assert sizes == {(0, "down"): small, (0, "up"): small, (1, "down"): large, (1, "up"): large}
+
+
+@pytest.mark.parametrize("body", [{"heartbeat": pb.Heartbeat()}, {"envelope": pb.Envelope(task_id="unknown")}])
+@asynchronous
+async def test_a_client_that_reads_nothing_does_not_fill_the_memory(tmp_path, monkeypatch, body):
+    monkeypatch.setattr(connection, "_MAX_OUTBOX", 10)
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        stream.reading.clear()
+        stream.send(*[pb.Frame(session=stream.number(), **body).SerializeToString()] * 500)
+        await linger()
+        assert len(stream.connection._outbox) <= 11
+        stream.reading.set()
+        await until(lambda: not stream.connection._outbox)
+
+
+@asynchronous
+async def test_a_cancel_during_a_large_task_comes_again_after_its_last_chunk(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        stream.reading.clear()
+        task = desk.post(0, LARGE)
+        await until(lambda: stream.written)
+        desk.mailbox.withdraw([task], "over")
+        stream.reading.set()
+        await linger()
+        frames = [await stream.receive() for _ in range(stream.num_waiting)]
+        assert frames[-1].HasField("cancel")
+
+
+@asynchronous
+async def test_millions_of_chunks_in_one_frame_are_not_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(connection, "_MAX_PARTS", 3)
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive()
+        result = pb.Envelope(task_id=task.task_id, question=task.question.payload.digest)
+        stream.send(pb.Frame(session=stream.number(), envelope=result, chunks=[pb.Chunk()] * 4).SerializeToString())
+        frame = await stream.receive()
+        assert frame.receipt.status == pb.Receipt.STATUS_REFUSED
+        assert "4 chunks" in frame.receipt.reason

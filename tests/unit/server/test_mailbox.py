@@ -558,3 +558,16 @@ async def test_a_server_that_ends_withdraws_nothing() -> None:
     post.mailbox.withdraw([task], "the round is over")
     assert post.cancels(0) == []
     assert not task.done
+
+
+@asynchronous
+async def test_a_hung_host_costs_two_deadlines_not_one_for_each_of_its_clients(clock):
+    post = Post(6, deadline_s=100)
+    post.host(*range(6))
+    tasks = post.tasks()
+    post.mailbox.post(tasks)
+    for _ in range(2):
+        post.deliver(*(task for task in tasks if task.leased))
+        clock.advance(101)
+        post.mailbox.reap()
+    assert all(task.done for task in tasks)

@@ -382,3 +382,16 @@ def test_one_message_more_is_a_difference():
     key, sums = next(iter(row(0).items()))
     more = Sums(sums.tensor_bytes, sums.message_bytes, sums.messages + 1)
     assert compare({key: sums}, {key: more})["differing"] == 1
+
+
+def test_what_was_under_way_when_a_stream_broke_is_the_servers_alone():
+    key = Key(0, "step", "images", "down", 1, 0)
+    ours, theirs = {key: Sums(30, 36, 3)}, {key: Sums(20, 24, 2)}
+    assert compare(ours, theirs)["differing"] == 1
+    assert compare(ours, theirs, interrupted=True) == {
+        "compared": 0,
+        "differing": 0,
+        "only_server": 1,
+        "only_client": 0,
+    }
+    assert compare(theirs, ours, interrupted=True)["differing"] == 1, "more than the server has is never explained"
