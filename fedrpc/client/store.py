@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 
 from fedrpc.client.byte_ledger import ByteLedger
 from fedrpc.errors import Refused, WireError
+from fedrpc.files import write_atomically
 from fedrpc.privacy.accountant import compute_epsilon, merge_histories
 from fedrpc.privacy.ledger import GENESIS, Release, hash_row, read_history
 from fedrpc.privacy.mechanisms import History
 from fedrpc.wire import stored
 from fedrpc.wire.codec import Payload
 from fedrpc.wire.envelope import Envelope
-from fedrpc.wire.frames import check_digest, load_payload, serialise_file, write_file
+from fedrpc.wire.frames import check_digest, fits_frame, load_payload, serialise_file, write_file
 from fedrpc.wire.ledger import Rows
 
 T = TypeVar("T")
@@ -160,12 +161,12 @@ class ClientStore:
         """
         released = list(released)
         has_cost = any(release.guarantee.history for release in released)
-        kept: Kept
-        if payload.size_bytes <= _SMALL_BYTES:
-            kept = serialise_file(envelope, payload)
-        else:
-            kept = self._answers / envelope.task_id
+        path, in_database = self._answers / envelope.task_id, payload.size_bytes <= _SMALL_BYTES
+        kept: Kept = serialise_file(envelope, payload) if fits_frame(payload) else path
+        if isinstance(kept, Path):
             write_file(kept, envelope, payload, sync=has_cost)
+        elif not in_database:
+            write_atomically(path, kept, sync=has_cost)
         values = {key: self._set_aside(value) for key, value in writes.items()}
         with self._lock:
             if has_cost != self._syncing:
@@ -178,7 +179,7 @@ class ClientStore:
                     "INSERT INTO answers VALUES (?, ?, ?, ?, 1)",  # its first upload follows
                     (envelope.task_id, number, envelope.epoch, envelope.question),
                 )
-                if isinstance(kept, bytes):
+                if in_database:
                     self._db.execute("INSERT INTO bodies VALUES (?, ?)", (number, kept))
                 rows = [(key, number, envelope.epoch, value) for key, value in values.items()]
                 self._db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
