@@ -44,11 +44,11 @@ fmt: setup ## format, and fix what can be fixed
 	@$(BIN)/ruff check --fix --quiet || true
 	@$(BIN)/ruff format
 
-protos: setup ## make fedrpc/wire/v1 anew from protos/
+protos: setup ## make fedrpc/wire/v2 anew from protos/
 	@$(BIN)/python protos/generate.py
 
 catalog: setup ## describe all methods, aggregators and models anew in fedrpc/catalog.json
 	@$(BIN)/python -m fedrpc.cli.describe
 
-bench: setup ## run the benches (ARGS="-k wire" picks some, ARGS="--collect-only -q" lists them)
+bench: setup ## measure what has a goal, and show the table (ARGS="-k goodput" picks some, ARGS=--small only tries them)
 	@$(BIN)/python -m pytest tests/bench -q -s --timeout=1800 $(ARGS)

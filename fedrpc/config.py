@@ -77,10 +77,10 @@ class LimitsConfig(_Frozen):
     deadline_s: float = Field(600.0, gt=0, description="from a task's delivery to its answer")
     absent_s: float = Field(60.0, gt=0, description="how long a phase waits for a client that is not connected")
     join_s: float = Field(600.0, gt=0, description="how long a run waits for its clients to join at the start")
-    grace_s: float = Field(5.0, gt=0, description="a session without a parked poll for this long is lost")
-    poll_s: float = Field(20.0, gt=0, description="a poll is answered with Idle after this")
+    grace_s: float = Field(5.0, gt=0, description="a client whose stream broke is lost after this")
+    heartbeat_s: float = Field(10.0, gt=0, description="a client's heartbeat; a stream that misses three is closed")
     transfer_idle_s: float = Field(60.0, gt=0, description="a transfer that does not move for this long is aborted")
-    transfers: int = Field(4, ge=1, description="the number of transfers at a time")
+    transfers: int = Field(4, ge=1, description="the number of large transfers at a time, in each direction")
     max_message_bytes: int = Field(8 << 30, gt=0, description="the largest message that is accepted")
 
 

@@ -8,8 +8,10 @@ import contextlib
 import ctypes
 import gc
 import os
+import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn
 
@@ -17,6 +19,8 @@ from fedrpc.errors import FedrpcError
 
 _PR_SET_PDEATHSIG = 1
 _M_MMAP_THRESHOLD = -3  # malloc.h
+_KEEPING = threading.Lock()
+_keepers = 0  # how many threads are within `keeping_freed_memory`
 # Silences gRPC's own lines on standard error beside our one clear line; read when gRPC is first used.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
@@ -50,6 +54,16 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def allow_open_files(number: int) -> None:
+    """Raises this process's limit of open files by so many, as far as the system permits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        wanted = soft + number
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+        )
+
+
 def freeze_memory() -> None:
     """Exempts everything that is loaded by now from garbage collection.
 
@@ -77,16 +91,23 @@ def keeping_freed_memory() -> Iterator[None]:
     """Suspends `return_freed_memory` for work that takes and frees the same large blocks again and again.
 
     Otherwise every activation of an evaluation needs fresh pages from the system: half of the server's CPU time.
+    The setting is the whole process's, so of several threads at such work the last one to end takes it back.
     """
+    global _keepers
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         yield
         return
-    libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that glibc takes
+    with _KEEPING:
+        _keepers += 1
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that glibc takes
     try:
         yield
     finally:
-        return_freed_memory()
+        with _KEEPING:
+            _keepers -= 1
+            if not _keepers:
+                return_freed_memory()
         give_back_memory()
 
 

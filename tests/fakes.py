@@ -1,6 +1,6 @@
 """A whole federation in memory: real methods, codec, frames, stores and client contexts, and no socket.
 
-`run_in_memory(problem_of("fedavg"), rounds=2)` plays any method, set-up and finalize included. `PollingClients` sits at
+`run_in_memory(problem_of("fedavg"), rounds=2)` plays any method, set-up and finalize included. `LinkedClients` sits at
 the other end of the server's real mailbox instead, for tests of the server itself.
 """
 
@@ -35,19 +35,29 @@ from fedrpc.models.state import load
 from fedrpc.privacy.summary import summarise
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive
-from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Question, Task
+from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Task
+from fedrpc.server.question import Question
 from fedrpc.server.roster import Roster, Session
 from fedrpc.server.rounds import ServerContext, ServerRound, make_task_id
 from fedrpc.server.selection import select_cohort
 from fedrpc.server.spool import Spool
 from fedrpc.server.summary import build_shapes, collect_reported, hash_model, list_reported, predict_cost
 from fedrpc.wire.codec import Payload
-from fedrpc.wire.envelope import Envelope, Idle, build_envelope, read_envelope
-from fedrpc.wire.frames import Assembler, load_payload, parse, serialise_chunks
-from fedrpc.wire.ledger import Attempt, Rows, classify_frame, compute_totals, merge
+from fedrpc.wire.envelope import Cancel, Envelope, Finished, build_envelope, read_envelope
+from fedrpc.wire.frames import (
+    Assembler,
+    fits_frame,
+    load_payload,
+    parse,
+    read_chunk,
+    serialise_body,
+    serialise_chunks,
+    serialise_frame,
+)
+from fedrpc.wire.ledger import Attempt, Rows, classify_chunk, compute_totals, count_other_fields, list_inline, merge
 from fedrpc.wire.message import Tensors
 from fedrpc.wire.tcpinfo import Meter
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 CPU = torch.device("cpu")
 RUN_ID = "in-memory"
@@ -129,24 +139,34 @@ def problem_of(method: str | type[Method[Any, Any]], *, build: Build | None = ti
 # Both ends of the wire
 
 
-def frames_of(envelope: Envelope, payload: Payload, attempt: int = 0) -> list[bytes]:
+def frames_of(envelope: Envelope, payload: Payload, attempt: int = 0, session: int = 1) -> list[bytes]:
     """A message as it crosses the wire."""
-    head = pb.Frame(envelope=build_envelope(envelope, attempt=attempt))
-    return [head.SerializeToString(), *(data for _, _, data in serialise_chunks(payload))]
+    head = build_envelope(envelope, attempt=attempt, with_parts=False)
+    chunks = () if fits_frame(payload) else serialise_chunks(payload)
+    return [serialise_frame(session, head, serialise_body(payload)), *(data for _, _, data in chunks)]
 
 
 def received(frames: Sequence[bytes], attempt: Attempt, path: Path | None = None) -> Delivered:
     """Puts a message together again, in memory or in a file, and books its frames."""
-    first, *rest = [parse(pb.Frame, data) for data in frames]
+    first = parse(pb.Frame, frames[0])
+    attempt.add_first(len(frames[0]), list_inline(first), count_other_fields(first))
     with path.open("wb") if path else contextlib.nullcontext() as file:
         assembler = Assembler(first.envelope, _MAX_BYTES, file)
-        for frame in rest:
-            assembler.add(frame.chunk)
+        for chunk in first.chunks:
+            assembler.add(chunk.part, chunk.data)
+        for data in frames[1:]:
+            part, view = _read_chunk(data)
+            assembler.add(part, view)
+            kind, size = classify_chunk(part, view.nbytes, first.envelope)
+            attempt.add(kind, len(data), size)
         buffers = assembler.finish()
-    for frame, data in zip([first, *rest], frames, strict=True):
-        kind, size = classify_frame(frame, first.envelope)
-        attempt.add(kind, len(data), size)
     return Delivered(read_envelope(first.envelope), buffers)
+
+
+def _read_chunk(data: bytes) -> tuple[int, memoryview]:
+    chunk = read_chunk(data)
+    assert chunk, "a frame with nothing but a chunk"
+    return chunk
 
 
 class InMemoryClients:
@@ -426,8 +446,54 @@ def run_in_memory(
 # Clients behind the server's real mailbox
 
 
-class PollingClients:
-    """Keeps one poll parked for each client and answers what comes through `InMemoryClients`.
+class FakeLink:
+    """The stream of one process, as the mailbox sees it; implements `roster.Link`.
+
+    Args:
+        on_task: Told of every task that is sent.
+    """
+
+    def __init__(self, on_task: Callable[[Delivery], None] = lambda _: None) -> None:
+        self._on_task = on_task
+        self.sessions: dict[ClientId, Session] = {}
+        self.sent: list[Delivery] = []
+        self.cancelled: list[tuple[Session, Cancel]] = []
+        self.finished: list[Finished] = []
+
+    @property
+    def num_sessions(self) -> int:
+        """How many clients' sessions the stream serves."""
+        return len(self.sessions)
+
+    def attach(self, token: bytes, roster: Roster, mailbox: Mailbox) -> None:
+        """Takes the sessions of a Join, as the server does when the stream's client asks for it."""
+        sessions = roster.attach(token, self)
+        self.sessions |= {session.client: session for session in sessions}
+        mailbox.attach(sessions, self)
+
+    def detach(self, roster: Roster, mailbox: Mailbox) -> None:
+        """Ends the stream, as the server does when it breaks."""
+        mailbox.detach(self)
+        for session in self.sessions.values():
+            if session.link is self:
+                roster.detach(session)
+
+    def send_task(self, delivery: Delivery) -> None:
+        """Sends a task."""
+        self.sent.append(delivery)
+        self._on_task(delivery)
+
+    def send_cancel(self, session: Session, cancel: Cancel) -> None:
+        """Tells a client that nobody waits for an answer any more."""
+        self.cancelled.append((session, cancel))
+
+    def send_finished(self, finished: Finished) -> None:
+        """Tells all clients of the stream that the run is over."""
+        self.finished.append(finished)
+
+
+class LinkedClients:
+    """Keeps one stream open for each client and answers what comes through `InMemoryClients`.
 
     Args:
         before: Awaited before a client answers a task, so that a test decides who is first, last or never.
@@ -445,22 +511,19 @@ class PollingClients:
         self._before = before
         self._running: list[asyncio.Task[None]] = []
 
-    def join(self, client: ClientId, instance: str = "") -> Session:
-        """A new session whose polls are answered from now on."""
-        session, old = self._roster.join(client, instance or f"instance-{client}")
-        if old:
+    def join(self, *members: ClientId) -> None:
+        """Opens one stream for these clients, whose tasks are answered from now on."""
+        token, _, replaced = self._roster.join([(client, f"instance-{client}") for client in members])
+        for old in replaced:
             self._mailbox.replace_session(old)
-        self._running.append(asyncio.get_running_loop().create_task(self._serve(session)))
-        return session
+        FakeLink(self._begin).attach(token, self._roster, self._mailbox)
 
-    async def _serve(self, session: Session) -> None:
-        while True:
-            got = await self._mailbox.next(session)
-            if isinstance(got, Delivery):
-                self._mailbox.mark_delivered(got)
-                self._running.append(asyncio.get_running_loop().create_task(self._answer(got.task)))
-            elif isinstance(got, Idle) and got.finished:
-                return
+    def _begin(self, delivery: Delivery) -> None:
+        self._running.append(asyncio.get_running_loop().create_task(self._serve(delivery)))
+
+    async def _serve(self, delivery: Delivery) -> None:
+        self._mailbox.mark_delivered(delivery)
+        await self._answer(delivery.task)
 
     async def _answer(self, task: Task) -> None:
         if self._before:
@@ -477,7 +540,7 @@ class PollingClients:
             self._mailbox.accept_reply(task, self._spool.keep(incoming, task.epoch, task.task_id))
 
     async def close(self) -> None:
-        """Ends all polls."""
+        """Ends all answers."""
         for running in self._running:
             running.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)

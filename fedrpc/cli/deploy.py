@@ -15,7 +15,7 @@ def render(
     image: Annotated[str, typer.Option(help="The container image; deploy/Dockerfile builds it.")],
     method: Method = None,
     *,
-    clients_per_pod: Annotated[int, typer.Option(min=1, help="Clients in each pod, forked from one process.")] = 1,
+    clients_per_pod: Annotated[int, typer.Option(min=1, help="Clients in each pod, all in one process.")] = 1,
     data_pvc: Annotated[str | None, typer.Option(help="A claim with prepared data sets.")] = None,
     state_pvc: Annotated[
         str | None, typer.Option(help="A claim that all pods can write, so that clients' stores outlive their pods.")

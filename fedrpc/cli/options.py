@@ -29,6 +29,12 @@ Recipe = Annotated[str | None, typer.Option(help="Start from a recipe; see `fedr
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Start from a TOML file.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where data sets are ($FEDRPC_DATA when not given).")]
 Out = Annotated[Path | None, typer.Option(help="The run directory; runs/<method>-<dataset>-<hash> when not given.")]
+Hosts = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Run all clients in this many processes, for thousands of them; a process for each when not given."
+    ),
+]
 LogLevel = Annotated[str, typer.Option(callback=log.check_level, help="debug, info, warning or error.")]
 ServerOptimizer = Annotated[
     str | None,

@@ -19,6 +19,7 @@ from fedrpc.cli.options import (
     console,
     merge_values,
 )
+from fedrpc.errors import ConfigError
 from fedrpc.process import run_async
 
 
@@ -71,9 +72,14 @@ def server(
 
 def client(
     server: Annotated[str, typer.Option(help="The server's HOST:PORT.")],
-    client_id: Annotated[int, typer.Option(min=0, envvar="JOB_COMPLETION_INDEX", help="This client's id, from 0.")],
+    client_id: Annotated[
+        int | None, typer.Option(min=0, envvar="JOB_COMPLETION_INDEX", help="This client's id, from 0.")
+    ] = None,
+    client_ids: Annotated[
+        str | None, typer.Option(help="Run many clients in this process, such as 0-999; they train one after another.")
+    ] = None,
     data_dir: DataDir = None,
-    state_dir: Annotated[Path | None, typer.Option(help="Where this client keeps its store.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Where each client keeps its store.")] = None,
     device: Device = None,
     tls_ca: Annotated[Path | None, typer.Option(help="The CA of the server's certificate.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="This client's certificate, if the server asks for it.")] = None,
@@ -81,24 +87,41 @@ def client(
     insecure: Insecure = False,
     wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait for a server that is away.")] = 300.0,
     clients_per_pod: Annotated[
-        int | None, typer.Option(min=1, help="Run this many clients; --client-id is then the pod's number, from 0.")
+        int | None,
+        typer.Option(min=1, help="Run this many clients in one process; --client-id is then the pod's number, from 0."),
     ] = None,
     clients: Annotated[
         int | None, typer.Option(min=1, help="Number of clients in the run; needed with --clients-per-pod.")
     ] = None,
     log_level: LogLevel = "info",
 ) -> None:
-    """Take part in a run as one client; everything else is learned from the server."""
-    from fedrpc.client.app import ClientOptions
+    """Take part in a run as one client or many; everything else is learned from the server."""
+    from fedrpc.launch.division import parse_client_ids
+
+    if client_ids is not None and clients_per_pod:
+        raise ConfigError("--client-ids and --clients-per-pod both name the clients; give one of them")
+    ids = [client_id] if client_id is not None else []
+    if client_ids is not None:  # it wins over an id from the environment
+        ids = parse_client_ids(client_ids)
+    if not ids:
+        raise typer.BadParameter("say which client this is, or give --client-ids 0-999", param_hint="--client-id")
+    from fedrpc.client.app import ClientOptions  # with torch
     from fedrpc.client.identity import default_state_dir
     from fedrpc.launch.pod import run_client, run_pod
     from fedrpc.tls.credentials import client_tls
 
-    tls = client_tls(tls_ca, tls_cert, tls_key)
     options = ClientOptions(
-        server, client_id, state_dir or default_state_dir(), data_dir, device, tls, insecure, wait_s, clients_per_pod
+        server=server,
+        client_ids=ids,
+        state_dir=state_dir or default_state_dir(),
+        data_dir=data_dir,
+        device=device,
+        tls=client_tls(tls_ca, tls_cert, tls_key),
+        insecure=insecure,
+        wait_s=wait_s,
+        num_sharing=1 if clients_per_pod or client_ids else None,
     )
     if clients_per_pod:
-        run_pod(options, clients_per_pod, clients, log_level)
+        run_pod(options, ids[0], clients_per_pod, clients, log_level)
     else:
         run_client(options, log_level)

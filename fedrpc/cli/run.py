@@ -10,6 +10,7 @@ import typer
 from fedrpc import config
 from fedrpc.cli.options import (
     DataDir,
+    Hosts,
     LogLevel,
     Method,
     Out,
@@ -27,6 +28,7 @@ def run(
     *,
     data_dir: DataDir = None,
     out: Out = None,
+    hosts: Hosts = None,
     log_level: LogLevel = "warning",
     **options: Any,
 ) -> None:
@@ -37,7 +39,7 @@ def run(
     settings = config.build(merge_values(options | {"method": method}))
     from fedrpc.launch.local import run_local
 
-    run_local(settings, out, data_dir, log_level, console)
+    run_local(settings, out, data_dir, log_level, console, hosts)
 
 
 @add_run_options
@@ -57,6 +59,7 @@ def compare(
         Path | None, typer.Option(help="Holds a run directory for each; runs/compare-<dataset>-<hash> when not given.")
     ] = None,
     baseline: Annotated[bool, typer.Option(help="Add FedAvg to the methods.")] = True,
+    hosts: Hosts = None,
     log_level: LogLevel = "warning",
     **options: Any,
 ) -> None:
@@ -71,4 +74,4 @@ def compare(
     from fedrpc.launch.compare import Request, compare_local
 
     request = Request(methods, baseline, read_layers(options), collect_options(options), set_ or [])
-    compare_local(request, out, data_dir, log_level, console)
+    compare_local(request, out, data_dir, log_level, console, hosts)

@@ -14,7 +14,7 @@ from fedrpc.client.context import AnswerContext
 from fedrpc.client.store import ClientStore, Kept, Transaction
 from fedrpc.client.transport import Task
 from fedrpc.errors import WireError
-from fedrpc.methods.builtin import BUILTIN, Candidate, ClientEvaluation
+from fedrpc.methods.builtin import BUILTIN, LEDGER, Candidate, ClientEvaluation
 from fedrpc.methods.phases import Phase
 from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate
 from fedrpc.models.state import load
@@ -22,10 +22,10 @@ from fedrpc.privacy.ledger import list_releases
 from fedrpc.problem import Problem
 from fedrpc.process import give_back_memory
 from fedrpc.seeds import seed_torch
-from fedrpc.wire.codec import decode, encode
+from fedrpc.wire.codec import Payload, decode, encode
 from fedrpc.wire.envelope import Envelope
-from fedrpc.wire.frames import check_name
-from fedrpc.wire.ledger import EVALUATE, LedgerAnswer, to_json
+from fedrpc.wire.frames import check_name, serialise_file
+from fedrpc.wire.ledger import EVALUATE, SESSION, LedgerAnswer, to_json
 from fedrpc.wire.message import averaged_fields
 from fedrpc.wire.tcpinfo import Meter
 
@@ -49,6 +49,8 @@ class Answerer:
             stop: Set when the server withdraws the task.
         """
         question = task.envelope
+        if question.phase == SESSION:
+            return self._report_ledger(task)
         kept = self._store.find_answer(check_name(question.task_id), question.digest)
         if kept is not None:
             return kept
@@ -63,16 +65,7 @@ class Answerer:
         if not isinstance(body, phase.up):
             raise TypeError(f"phase '{phase.name}' must answer with {phase.up.__name__}, got {type(body).__name__}")
         payload = encode(body, finite=True)  # checked before anything of it is committed
-        reply = Envelope(
-            task_id=question.task_id,
-            round=question.round,
-            phase=question.phase,
-            step=question.step,
-            parts=payload.parts,
-            digest=payload.digest,
-            question=question.digest,
-            epoch=question.epoch,
-        )
+        reply = _build_reply(question, payload)
         where = {
             "client": self._client,
             "round": question.round,
@@ -88,6 +81,13 @@ class Answerer:
             del context, body, payload, message
             give_back_memory()
         return kept
+
+    def _report_ledger(self, task: Task) -> Kept:
+        """Answers the question for the client's ledger, which is asked anew each time: the answer is not kept."""
+        decode(LEDGER.down, task.envelope.parts, task.buffers)
+        lines = "\n".join(to_json(key, sums) for key, sums in self._store.read_ledger().items())
+        payload = encode(LedgerAnswer(lines, *self._meter.read()))
+        return serialise_file(_build_reply(task.envelope, payload), payload)
 
     def _phase(self, name: str) -> Phase[Any, Any]:
         if name in BUILTIN:
@@ -118,9 +118,6 @@ class Answerer:
     def _body(self, phase: Phase[Any, Any], context: AnswerContext, message: Any) -> Any:
         if phase.name == EVALUATE:
             return self._evaluate(context, message)
-        if phase.name in BUILTIN:
-            rows = "\n".join(to_json(key, sums) for key, sums in self._store.read_ledger().items())
-            return LedgerAnswer(rows, *self._meter.read())
         method = self._problem.method
         if phase.name in method.phases:
             return self._transform(phase, context, message, method.answer(phase.name, context, message))
@@ -150,3 +147,16 @@ class Answerer:
             device=self._device,
         )
         return ClientEvaluation(result.num_examples, result.num_correct, result.loss_sum)
+
+
+def _build_reply(question: Envelope, payload: Payload) -> Envelope:
+    return Envelope(
+        task_id=question.task_id,
+        round=question.round,
+        phase=question.phase,
+        step=question.step,
+        parts=payload.parts,
+        digest=payload.digest,
+        question=question.digest,
+        epoch=question.epoch,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 import uuid
 from pathlib import Path
 from typing import IO
@@ -15,6 +16,9 @@ def default_state_dir() -> Path:
     """Returns the folder for the stores of clients that are started without --state-dir."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "fedrpc"
+
+
+_PATIENCE_S = 1.0  # a process that was killed takes a moment to let go of its lock
 
 
 class Identity:
@@ -32,18 +36,27 @@ class Identity:
             self._lock: IO[str] = (self.folder / "lock").open("w")
         except OSError as error:
             raise ConfigError(f"cannot write {error.filename}: {error.strerror}; choose another --state-dir") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not self._try_to_lock():
             self._lock.close()
             raise Refused(
                 f"client {client} is already running with the state folder {state_dir}; "
                 "stop it, or choose another --client-id or --state-dir"
-            ) from None
+            )
         path = self.folder / "instance"
         if not path.exists():
             path.write_text(uuid.uuid4().hex)
         self.instance = path.read_text().strip()
+
+    def _try_to_lock(self) -> bool:
+        give_up = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except OSError:
+                if time.monotonic() > give_up:
+                    return False
+            time.sleep(0.02)
 
     def release(self) -> None:
         """Releases the lock, so that another process can run this client."""

@@ -1,4 +1,4 @@
-"""A client's private, transactional store: methods' values, answers until they are durable, and both ledgers.
+"""A client's private, transactional store: methods' values, answers until they are durable, and the privacy ledger.
 
 An answer's writes, its outgoing bytes and its privacy rows commit together. Every write carries the number of its
 answer, so an answer can be undone with all later ones; versions before a durable point are dropped.
@@ -15,17 +15,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedrpc.client.byte_ledger import ByteLedger
 from fedrpc.errors import Refused, WireError
+from fedrpc.files import write_atomically
 from fedrpc.privacy.accountant import compute_epsilon, merge_histories
 from fedrpc.privacy.ledger import GENESIS, Release, hash_row, read_history
 from fedrpc.privacy.mechanisms import History
-from fedrpc.wire import ledger, stored
+from fedrpc.wire import stored
 from fedrpc.wire.codec import Payload
 from fedrpc.wire.envelope import Envelope
-from fedrpc.wire.frames import check_crcs, fits_envelope, load_payload, serialise_file, write_file
+from fedrpc.wire.frames import check_digest, fits_frame, load_payload, serialise_file, write_file
+from fedrpc.wire.ledger import Rows
 
 T = TypeVar("T")
 Kept = Path | bytes  # an answer's file, or the bytes of the file when the answer is small
+_SMALL_BYTES = 32 << 10  # an answer up to this goes into the database
 _LARGE_BYTES = 256 << 10  # a larger value gets a file: SQLite would write it twice and checksum every page
 _MAX_ROWS_BYTES = 1 << 20
 _DELTA = 1e-5  # for comparing two histories; any value would do
@@ -38,9 +42,6 @@ CREATE TABLE IF NOT EXISTS answers (task TEXT PRIMARY KEY, number INTEGER, epoch
                                     attempts INTEGER);
 CREATE TABLE IF NOT EXISTS bodies (number INTEGER PRIMARY KEY, data BLOB);
 CREATE TABLE IF NOT EXISTS privacy (number INTEGER PRIMARY KEY, row TEXT, hash BLOB);
-CREATE TABLE IF NOT EXISTS bytes (round INTEGER, phase TEXT, kind TEXT, direction TEXT, client INTEGER,
-    attempt INTEGER, aborted INTEGER, tensor INTEGER, message INTEGER, messages INTEGER,
-    PRIMARY KEY (round, phase, kind, direction, client, attempt, aborted));
 """
 
 
@@ -69,7 +70,7 @@ class Transaction:
 def _is_whole(kept: Kept) -> bool:
     try:
         envelope, payload = load_payload(kept)
-        check_crcs(envelope, [views[0] if views else memoryview(b"") for views in payload.buffers])
+        check_digest(envelope, [views[0] if views else memoryview(b"") for views in payload.buffers])
     except (OSError, WireError):
         return False  # lost in a power cut, since not every answer is synced; it is computed again
     return True
@@ -86,7 +87,11 @@ class ClientStore:
         self._lock = threading.Lock()  # the training thread and the event loop share the store
         self._db = sqlite3.connect(folder / "store.db", check_same_thread=False, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.executescript(_SCHEMA)
+        self._bytes = ByteLedger(folder / "bytes.jsonl")
+        self._syncing = False
+        self._unsent: set[str] = set()  # answers that were committed and not yet sent
+        self._last_rows: tuple[int, list[str]] = (-1, [])  # the index of the last commit's first row, and its rows
+        self._db.executescript(f"PRAGMA synchronous=NORMAL; BEGIN; {_SCHEMA} COMMIT;")
         named = {name for (name,) in self._db.execute("SELECT value FROM entries WHERE typeof(value) = 'text'")}
         self._remove(path.name for path in self._values.iterdir() if path.name not in named)  # left by a crash
 
@@ -143,7 +148,11 @@ class ClientStore:
         return None
 
     def commit(
-        self, envelope: Envelope, payload: Payload, writes: dict[str, bytes | None], released: Iterable[Release]
+        self,
+        envelope: Envelope,
+        payload: Payload,
+        writes: dict[str, bytes | None],
+        released: Iterable[Release],
     ) -> Kept:
         """Commits an answer: its writes, its bytes and its privacy rows, all or none.
 
@@ -152,39 +161,46 @@ class ClientStore:
         """
         released = list(released)
         has_cost = any(release.guarantee.history for release in released)
-        kept: Kept
-        if fits_envelope(payload):
-            kept = serialise_file(envelope, payload)
-        else:
-            kept = self._answers / envelope.task_id
+        path, in_database = self._answers / envelope.task_id, payload.size_bytes <= _SMALL_BYTES
+        kept: Kept = serialise_file(envelope, payload) if fits_frame(payload) else path
+        if isinstance(kept, Path):
             write_file(kept, envelope, payload, sync=has_cost)
+        elif not in_database:
+            write_atomically(path, kept, sync=has_cost)
         values = {key: self._set_aside(value) for key, value in writes.items()}
         with self._lock:
-            self._db.execute(f"PRAGMA synchronous={'FULL' if has_cost else 'NORMAL'}")
+            if has_cost != self._syncing:
+                self._db.execute(f"PRAGMA synchronous={'FULL' if has_cost else 'NORMAL'}")
+                self._syncing = has_cost
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")
                 number = self._next_number()
                 self._db.execute(
-                    "INSERT INTO answers VALUES (?, ?, ?, ?, 0)",
+                    "INSERT INTO answers VALUES (?, ?, ?, ?, 1)",  # its first upload follows
                     (envelope.task_id, number, envelope.epoch, envelope.question),
                 )
-                if isinstance(kept, bytes):
+                if in_database:
                     self._db.execute("INSERT INTO bodies VALUES (?, ?)", (number, kept))
                 rows = [(key, number, envelope.epoch, value) for key, value in values.items()]
                 self._db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
-                for release in released:
-                    self._append(release)
+                appended = self._append(released)
+            self._last_rows = appended
+        self._unsent.add(envelope.task_id)
         return kept
 
     def _next_number(self) -> int:
         # Never reused, even after answers were undone or dropped.
-        self._db.execute("UPDATE meta SET number = number + 1")
-        return int(self._db.execute("SELECT number FROM meta").fetchone()[0])
+        return int(self._db.execute("UPDATE meta SET number = number + 1 RETURNING number").fetchone()[0])
 
-    def _append(self, release: Release) -> None:
-        count, head = self._get_head()
-        row = release.to_row(count, head)
-        self._db.execute("INSERT INTO privacy VALUES (?, ?, ?)", (count, row, hash_row(head, row)))
+    def _append(self, released: Iterable[Release]) -> tuple[int, list[str]]:
+        """Appends rows to the chain; returns the index of the first, and the rows."""
+        first, head = self._get_head()
+        rows: list[str] = []
+        for count, release in enumerate(released, start=first):
+            rows.append(release.to_row(count, head))
+            head = hash_row(head, rows[-1])
+            self._db.execute("INSERT INTO privacy VALUES (?, ?, ?)", (count, rows[-1], head))
+        return first, rows
 
     def _get_head(self) -> tuple[int, bytes]:
         row = self._db.execute("SELECT number, hash FROM privacy ORDER BY number DESC LIMIT 1").fetchone()
@@ -192,6 +208,9 @@ class ClientStore:
 
     def next_attempt(self, task: str) -> int:
         """Returns the number of the next upload of an answer: from 0, also across restarts."""
+        if task in self._unsent:
+            self._unsent.discard(task)
+            return 0
         with self._lock:
             row = self._db.execute(
                 "UPDATE answers SET attempts = attempts + 1 WHERE task = ? RETURNING attempts - 1", (task,)
@@ -221,6 +240,8 @@ class ClientStore:
     def read_privacy_rows(self, first: int) -> list[str]:
         """Reads the chain's rows from index `first` on, up to the limit for one gRPC message."""
         with self._lock:
+            if self._last_rows[0] == first and sum(map(len, self._last_rows[1])) <= _MAX_ROWS_BYTES:
+                return self._last_rows[1]  # what was just committed
             found = self._db.execute("SELECT row FROM privacy WHERE number >= ? ORDER BY number", (first,))
             rows: list[str] = []
             size = 0
@@ -277,31 +298,16 @@ class ClientStore:
             )
         return False
 
-    def book(self, rows: ledger.Rows) -> None:
+    def book(self, rows: Rows) -> None:
         """Adds rows to the client's ledger of bytes."""
-        values = [
-            (k.round, k.phase, k.kind, k.direction, k.client, k.attempt, k.aborted, *vars(s).values())
-            for k, s in rows.items()
-        ]
-        with self._lock, self._db:
-            self._db.execute("BEGIN")
-            self._db.executemany(
-                "INSERT INTO bytes VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET "
-                "tensor = tensor + excluded.tensor, message = message + excluded.message, "
-                "messages = messages + excluded.messages",
-                values,
-            )
+        self._bytes.book(rows)
 
-    def read_ledger(self) -> ledger.Rows:
+    def read_ledger(self) -> Rows:
         """Reads the client's ledger of bytes."""
-        with self._lock:
-            rows = self._db.execute("SELECT * FROM bytes").fetchall()
-        return {
-            ledger.Key(rnd, phase, kind, direction, client, attempt, bool(aborted)): ledger.Sums(*sums)
-            for rnd, phase, kind, direction, client, attempt, aborted, *sums in rows
-        }
+        return self._bytes.read()
 
     def close(self) -> None:
         """Closes the database."""
         with self._lock:
             self._db.close()
+        self._bytes.close()

@@ -1,11 +1,14 @@
-"""The client's end of the three calls: sends and receives frames, books every byte, and translates gRPC's errors."""
+"""The client's end of the wire: Join and the stream; it books every byte of a task and translates gRPC's errors."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import grpc
 import grpc.aio
@@ -14,21 +17,27 @@ import fedrpc
 from fedrpc.errors import FedrpcError, Refused, Taken, Unavailable, WireError
 from fedrpc.privacy.mechanisms import History
 from fedrpc.tls.credentials import ClientTls, channel_credentials
-from fedrpc.wire.envelope import Cancel, Envelope, Idle, build_envelope, read_envelope
+from fedrpc.wire.codec import Payload
+from fedrpc.wire.envelope import Envelope, build_envelope, read_envelope
 from fedrpc.wire.frames import (
+    EMPTY_BODY,
     SCHEMA_DIGEST,
     SERVICE,
+    SMALL_BYTES,
     Assembler,
-    build_inline_chunks,
-    fits_envelope,
+    fits_frame,
     load_payload,
     parse,
+    read_chunk,
+    serialise_body,
     serialise_chunks,
+    serialise_frame,
 )
 from fedrpc.wire.kinds import Kind
-from fedrpc.wire.ledger import SESSION, Attempt, Rows, classify_frame
+from fedrpc.wire.ledger import Attempt, Rows, count_other_fields, list_inline
+from fedrpc.wire.receiving import Receiver
 from fedrpc.wire.tcpinfo import Meter
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 _REFUSALS = {
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -36,7 +45,7 @@ _REFUSALS = {
     grpc.StatusCode.PERMISSION_DENIED,
 }
 OPTIONS = [
-    ("grpc.use_local_subchannel_pool", 1),  # one socket for each client, even when several share a process
+    ("grpc.use_local_subchannel_pool", 1),  # a socket of its own for each transport, even within one process
     ("grpc.enable_retries", 0),  # the client retries by itself, and books every attempt
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 20),
@@ -70,17 +79,32 @@ class Failure:
 
 @dataclass(frozen=True)
 class Admission:
-    """What the server replies to Join.
+    """What the server says of one client that joined.
 
     Attributes:
-        config: The run's configuration, as JSON.
-        durable: How many durable points the run has reached.
+        session: Names the client in frames.
         privacy_rows: How many of this client's privacy rows the server holds.
         privacy_head: The hash of the last of them.
         privacy_spent: What they spent together.
     """
 
-    session: str
+    session: int
+    privacy_rows: int
+    privacy_head: bytes
+    privacy_spent: History
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """What the server replies to Join.
+
+    Attributes:
+        config: The run's configuration, as JSON.
+        durable: How many durable points the run has reached.
+        admissions: In the order of the clients that joined.
+    """
+
+    token: bytes
     run_id: str
     config: str
     dataset_digest: str
@@ -88,9 +112,7 @@ class Admission:
     method_digest: bytes
     package_version: str
     durable: int
-    privacy_rows: int
-    privacy_head: bytes
-    privacy_spent: History
+    admissions: tuple[Admission, ...]
 
 
 @dataclass(frozen=True)
@@ -101,26 +123,33 @@ class Receipt:
     privacy_rows: int
 
 
+class Listener(Protocol):
+    """A client, as its stream sees it."""
+
+    client: int
+
+    def receive_task(self, task: Task) -> None:
+        """Takes a task that arrived completely."""
+
+    def receive_cancel(self, task_id: str) -> None:
+        """Learns that nobody waits for an answer any more."""
+
+    def receive_durable(self, durable: int) -> None:
+        """Learns how many durable points the run has reached."""
+
+    def book(self, rows: Rows) -> None:
+        """Adds the rows of a closed attempt to the client's ledger."""
+
+
 class Transport:
     """One channel to one server.
 
     Args:
         address: host:port.
-        client: The client's id, for the ledger.
-        book: Receives the rows of every closed attempt.
     """
 
-    def __init__(
-        self,
-        address: str,
-        client: int,
-        book: Callable[[Rows], None],
-        *,
-        tls: ClientTls | None = None,
-        insecure: bool = False,
-    ) -> None:
+    def __init__(self, address: str, *, tls: ClientTls | None = None, insecure: bool = False) -> None:
         creds = channel_credentials(address, tls, insecure)
-        self._client, self._book = client, book
         self.address = address
         self._channel = (
             grpc.aio.secure_channel(address, creds, OPTIONS) if creds else grpc.aio.insecure_channel(address, OPTIONS)
@@ -128,25 +157,16 @@ class Transport:
         self.meter = Meter(int(address.rpartition(":")[2]), local=False)
         # Bytes pass through these calls unchanged: an answer is serialised once and sent as often as needed.
         self._join: Any = self._channel.unary_unary(f"/{SERVICE}/Join")
-        self._poll: Any = self._channel.unary_stream(f"/{SERVICE}/Poll")
-        self._submit: Any = self._channel.stream_unary(f"/{SERVICE}/Submit")
-        # The same call: on the wire one message is a stream of one, and sending it this way costs half as much.
-        self._submit_one: Any = self._channel.unary_unary(f"/{SERVICE}/Submit")
+        self._connect: Any = self._channel.stream_stream(f"/{SERVICE}/Connect")
 
-    def _book_session(self, direction: str, size: int) -> None:
-        attempt = Attempt(0, SESSION, "up" if direction == "up" else "down", self._client)
-        attempt.add(Kind.ENVELOPE, size)
-        self._book(attempt.close())
-
-    async def join(self, instance: str) -> Admission:
-        """Opens a session.
+    async def join(self, members: Iterable[tuple[int, str]]) -> Welcome:
+        """Opens a session for each client.
 
         Args:
-            instance: Distinguishes this client from another one with the same id.
+            members: The clients' ids and instances; an instance distinguishes a client from another one with its id.
         """
         data = pb.JoinRequest(
-            client_id=self._client,
-            instance=instance,
+            members=[pb.Member(client_id=client, instance=instance) for client, instance in members],
             package_version=fedrpc.__version__,
             schema_digest=SCHEMA_DIGEST,
         ).SerializeToString()
@@ -154,128 +174,11 @@ class Transport:
             answer: bytes = await self._join(data, timeout=30)
         except grpc.aio.AioRpcError as error:
             raise self._translate(error) from None
-        self._book_session("up", len(data))
-        self._book_session("down", len(answer))
-        return _read_admission(parse(pb.JoinResponse, answer))
+        return _read_welcome(parse(pb.JoinResponse, answer))
 
-    async def poll(self, session: str, max_bytes: int) -> Task | Cancel | Idle:
-        """Waits until the server sends a task or a notice."""
-        request = pb.PollRequest(session=session).SerializeToString()
-        self._book_session("up", len(request))
-        attempt = Attempt(0, SESSION, "down", self._client)
-        envelope: pb.Envelope | None = None
-        assembler: Assembler | None = None
-        done = False
-        try:
-            async for data in self._poll(request):
-                frame = parse(pb.Frame, data)
-                if frame.WhichOneof("body") == "envelope":
-                    envelope = frame.envelope
-                    attempt = Attempt(
-                        envelope.round, envelope.phase, "down", self._client, envelope.attempt, attempt.rows
-                    )
-                    attempt.add_envelope(envelope, len(data))
-                    assembler = Assembler(envelope, max_bytes)
-                    for chunk in envelope.chunks:
-                        assembler.add(chunk)
-                    envelope.ClearField("chunks")
-                    continue
-                kind, tensor_bytes = classify_frame(frame, envelope)
-                attempt.add(kind, len(data), tensor_bytes)
-                if frame.WhichOneof("body") == "idle":
-                    done = True
-                    idle = frame.idle
-                    return Idle(idle.finished, idle.reason, idle.durable, idle.retry_ms)
-                if frame.WhichOneof("body") == "cancel":
-                    done = True
-                    return Cancel(frame.cancel.task_id, frame.cancel.reason)
-                if frame.WhichOneof("body") == "chunk":
-                    if assembler is None:
-                        raise WireError("got a chunk before its envelope")
-                    assembler.add(frame.chunk)
-            if envelope is None or assembler is None:
-                raise WireError("a poll ended without a frame")
-            task = Task(read_envelope(envelope), assembler.finish())
-            done = True
-            return task
-        except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from None
-        finally:
-            self._book(attempt.close(aborted=not done))
-
-    async def submit(
-        self, kept: Path | bytes, session: str, attempt_number: int, first_row: int, rows: Sequence[str]
-    ) -> Receipt:
-        """Sends a kept answer: a small one as one message, a larger one chunk by chunk from its file.
-
-        Args:
-            first_row: The index of the first of `rows`.
-            rows: Privacy rows that the server does not hold yet.
-        """
-        answer, payload = load_payload(kept)
-        envelope = build_envelope(answer, session=session, attempt=attempt_number)
-        privacy = pb.PrivacyRows(first=first_row, rows=rows)
-        if fits_envelope(payload):
-            envelope.chunks.extend(build_inline_chunks(payload))
-            if rows:
-                envelope.privacy.CopyFrom(privacy)
-            return await self._send_one(envelope)
-        head = pb.Frame(envelope=envelope).SerializeToString()
-        chunks = ((Kind(payload.parts[part].kind), size, data) for part, size, data in serialise_chunks(payload))
-        return await self._send(envelope, head, privacy, chunks)
-
-    async def submit_failure(self, question: Envelope, session: str, failure: Failure) -> Receipt:
-        """Sends the reason why there is no answer."""
-        code = pb.Failure.CODE_ABSTAINED if failure.abstained else pb.Failure.CODE_ERROR
-        envelope = pb.Envelope(
-            session=session,
-            task_id=question.task_id,
-            round=question.round,
-            phase=question.phase,
-            step=question.step,
-            question=question.digest,
-            failure=pb.Failure(code=code, reason=failure.reason),
-            epoch=question.epoch,
-        )
-        return await self._send_one(envelope)
-
-    async def _send_one(self, envelope: pb.Envelope) -> Receipt:
-        attempt = Attempt(envelope.round, envelope.phase, "up", self._client, envelope.attempt)
-        data = pb.Frame(envelope=envelope).SerializeToString()
-        self._book(attempt.add_envelope(envelope, len(data)))
-        return await self._receive_receipt(self._submit_one(data), attempt)
-
-    async def _send(
-        self, envelope: pb.Envelope, head: bytes, privacy: pb.PrivacyRows, chunks: Iterator[tuple[Kind, int, bytes]]
-    ) -> Receipt:
-        attempt = Attempt(envelope.round, envelope.phase, "up", self._client, envelope.attempt)
-
-        async def frames() -> AsyncIterator[bytes]:
-            attempt.add(Kind.ENVELOPE, len(head))
-            yield head
-            if privacy.rows:
-                data = pb.Frame(privacy=privacy).SerializeToString()
-                self._book_session("up", len(data))
-                yield data
-            for kind, size, data in chunks:
-                attempt.add(kind, len(data), size)
-                yield data
-
-        return await self._receive_receipt(self._submit(frames()), attempt)
-
-    async def _receive_receipt(self, call: Any, attempt: Attempt) -> Receipt:
-        """Waits for the reply to a result; the result's bytes count as completed only when it was accepted."""
-        response = pb.SubmitResponse()
-        try:
-            answer: bytes = await call
-            self._book_session("down", len(answer))
-            response = parse(pb.SubmitResponse, answer)
-            return Receipt(response.durable, response.privacy_rows)
-        except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from None
-        finally:
-            whole = response.status == pb.SubmitResponse.STATUS_ACCEPTED
-            self._book(attempt.close(aborted=not whole))
+    def connect(self, max_bytes: int, heartbeat_s: float, pool: Executor) -> Stream:
+        """Opens the stream; the caller runs it."""
+        return Stream(self._connect(), max_bytes, heartbeat_s, pool, self._translate)
 
     def _translate(self, error: grpc.aio.AioRpcError) -> FedrpcError:
         code, text = error.code(), error.details() or ""
@@ -296,10 +199,235 @@ class Transport:
         await self._channel.close()
 
 
-def _read_admission(answer: pb.JoinResponse) -> Admission:
-    spent = tuple((entry.noise_multiplier, entry.sample_rate, entry.steps) for entry in answer.privacy_spent)
-    return Admission(
-        session=answer.session,
+class _Sending:
+    """A result on its way: what the server says of it."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.granted: asyncio.Future[None] = loop.create_future()
+        self.receipt: asyncio.Future[pb.Receipt] = loop.create_future()
+
+    def fail(self, error: Exception) -> None:
+        if not self.receipt.done():
+            self.receipt.set_exception(error)
+            self.receipt.exception()  # seen, even if nobody waits for it any more
+
+
+class Stream:
+    """The one stream of a connection.
+
+    Args:
+        call: The gRPC call.
+        max_bytes: The largest message that is accepted.
+        heartbeat_s: The time between heartbeats; a server that misses three is gone.
+        pool: For hashing large messages.
+        translate: Turns a gRPC error into one of ours.
+    """
+
+    _MISSED = 3
+
+    def __init__(
+        self, call: Any, max_bytes: int, heartbeat_s: float, pool: Executor, translate: Callable[[Any], FedrpcError]
+    ) -> None:
+        self._call, self._max_bytes, self._heartbeat_s, self._pool = call, max_bytes, heartbeat_s, pool
+        self._translate = translate
+        self._listeners: dict[int, Listener] = {}
+        self._writing, self._sending_large = asyncio.Lock(), asyncio.Lock()
+        self._heard_at = time.monotonic()
+        self._sent: dict[tuple[int, str], _Sending] = {}
+        self._download: tuple[Listener, pb.Envelope, Receiver] | None = None
+
+    async def attach(self, token: bytes, listeners: Mapping[int, Listener]) -> None:
+        """Takes the sessions of a Join.
+
+        Args:
+            listeners: By session.
+        """
+        self._listeners |= listeners
+        await self._write(pb.Frame(session=next(iter(listeners)), attach=pb.Attach(token=token)).SerializeToString())
+
+    async def run(self) -> str:
+        """Serves the stream until the run is over; returns the reason. Raises what broke the stream."""
+        work = [asyncio.ensure_future(part) for part in (self._receive(), self._beat())]
+        try:
+            done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            return next(str(part.result()) for part in done)
+        finally:
+            for part in work:
+                part.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+            self._call.cancel()
+            for sending in self._sent.values():
+                sending.fail(Unavailable("the stream broke"))
+            if self._download:
+                listener, _, receiver = self._download
+                await receiver.abandon()
+                listener.book(receiver.attempt.close(aborted=True))
+
+    async def _beat(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            if time.monotonic() - self._heard_at > self._MISSED * self._heartbeat_s:
+                raise Unavailable(f"the server was silent for {self._MISSED * self._heartbeat_s:g} s")
+            session = next(iter(self._listeners))
+            await self._write(pb.Frame(session=session, heartbeat=pb.Heartbeat()).SerializeToString())
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            async with self._writing:
+                await self._call.write(data)
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from None
+        except asyncio.InvalidStateError:
+            raise Unavailable("the stream broke") from None
+
+    # Receiving
+
+    async def _receive(self) -> str:
+        try:
+            while (data := await self._call.read()) is not grpc.aio.EOF:
+                self._heard_at = time.monotonic()
+                if chunk := read_chunk(data):
+                    await self._receive_chunk(*chunk, len(data))
+                elif reason := await self._handle(parse(pb.Frame, data), len(data)):
+                    return reason
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from None
+        raise Unavailable("the server closed the stream")
+
+    async def _handle(self, frame: pb.Frame, size: int) -> str:
+        """Handles a frame; returns the reason for the end of the run when it says so."""
+        listener = self._listeners.get(frame.session)
+        if listener is None:
+            raise WireError(f"got a frame of session {frame.session}, which is not of this stream")
+        if frame.HasField("receipt"):
+            self._settle(frame.session, frame.receipt)
+            if frame.receipt.status in (pb.Receipt.STATUS_LATE, pb.Receipt.STATUS_DUPLICATE):
+                # At once: the same frame may ask the same question again (a server that came back), and a task that
+                # is still on hand would be ignored as delivered twice.
+                listener.receive_cancel(frame.receipt.task_id)
+        if frame.HasField("grant"):
+            sending = self._sent.get((frame.session, frame.grant.task_id))
+            if sending and not sending.granted.done():
+                sending.granted.set_result(None)
+        if frame.HasField("cancel"):
+            task_id = frame.cancel.task_id
+            self._settle(frame.session, pb.Receipt(task_id=task_id, status=pb.Receipt.STATUS_LATE))
+            listener.receive_cancel(task_id)
+        if frame.HasField("heartbeat"):
+            for other in self._listeners.values():
+                other.receive_durable(frame.heartbeat.durable)
+        if frame.HasField("envelope"):
+            await self._receive_task(listener, frame, size)
+        if frame.HasField("finished"):
+            for other in self._listeners.values():
+                other.receive_durable(frame.finished.durable)
+            return frame.finished.reason or "the run is over"
+        return ""
+
+    def _settle(self, session: int, receipt: pb.Receipt) -> None:
+        sending = self._sent.get((session, receipt.task_id))
+        if sending and not sending.receipt.done():
+            sending.receipt.set_result(receipt)
+
+    async def _receive_task(self, listener: Listener, frame: pb.Frame, size: int) -> None:
+        envelope = frame.envelope
+        attempt = Attempt(envelope.round, envelope.phase, "down", listener.client, envelope.attempt)
+        attempt.add_first(size, list_inline(frame), count_other_fields(frame))
+        assembler = Assembler(envelope, self._max_bytes)
+        if not frame.chunks and sum(part.size for part in envelope.parts) > SMALL_BYTES:
+            self._download = listener, envelope, Receiver(assembler, attempt, self._pool)
+            return
+        for chunk in frame.chunks:
+            assembler.add(chunk.part, chunk.data)
+        buffers = assembler.finish()
+        listener.book(attempt.close())
+        listener.receive_task(Task(read_envelope(envelope), buffers))
+
+    async def _receive_chunk(self, part: int, data: memoryview, size: int) -> None:
+        if self._download is None:
+            raise WireError("got a chunk that no message announced")
+        listener, envelope, receiver = self._download
+        receiver.count(part, data, size)
+        await receiver.add(part, data)
+        if receiver.is_complete:
+            buffers = await receiver.finish()
+            self._download = None
+            listener.book(receiver.attempt.close())
+            listener.receive_task(Task(read_envelope(envelope), buffers))
+
+    # Sending
+
+    async def send_result(
+        self, session: int, kept: Path | bytes, attempt_number: int, first_row: int, rows: Sequence[str]
+    ) -> Receipt:
+        """Sends a kept answer: a small one in one frame, a larger one chunk by chunk from its file.
+
+        Args:
+            first_row: The index of the first of `rows`.
+            rows: Privacy rows that the server does not hold yet.
+        """
+        answer, payload = load_payload(kept)
+        body = serialise_body(payload)
+        privacy = pb.Frame(privacy=pb.PrivacyRows(first=first_row, rows=rows)).SerializeToString() if rows else b""
+        envelope = build_envelope(answer, attempt=attempt_number, with_parts=False)
+        head = serialise_frame(session, envelope, body, privacy)
+        attempt = Attempt(answer.round, answer.phase, "up", self._listeners[session].client, attempt_number)
+        attempt.add_first(len(head), body.inline, len(privacy))
+        large = None if fits_frame(payload) else payload
+        return await self._send(session, answer.task_id, head, attempt, large)
+
+    async def send_failure(self, session: int, question: Envelope, failure: Failure) -> Receipt:
+        """Sends the reason why there is no answer."""
+        code = pb.Failure.CODE_ABSTAINED if failure.abstained else pb.Failure.CODE_ERROR
+        envelope = pb.Envelope(
+            task_id=question.task_id,
+            round=question.round,
+            phase=question.phase,
+            step=question.step,
+            question=question.digest,
+            failure=pb.Failure(code=code, reason=failure.reason),
+            epoch=question.epoch,
+        )
+        head = serialise_frame(session, envelope, EMPTY_BODY)
+        attempt = Attempt(question.round, question.phase, "up", self._listeners[session].client)
+        attempt.add_first(len(head), ())
+        return await self._send(session, question.task_id, head, attempt, None)
+
+    async def _send(self, session: int, task_id: str, head: bytes, attempt: Attempt, large: Payload | None) -> Receipt:
+        """Sends a result; its bytes count as completed only when it was accepted."""
+        sending = self._sent[session, task_id] = _Sending()
+        accepted = False
+        try:
+            if large is None:
+                await self._write(head)
+            else:
+                await self._send_large(head, large, attempt, sending)
+            receipt = await sending.receipt
+            accepted = receipt.status == pb.Receipt.STATUS_ACCEPTED
+            if receipt.status == pb.Receipt.STATUS_REFUSED:
+                raise WireError(receipt.reason)
+            return Receipt(receipt.durable, receipt.privacy_rows)
+        finally:
+            self._sent.pop((session, task_id), None)
+            self._listeners[session].book(attempt.close(aborted=not accepted))
+
+    async def _send_large(self, head: bytes, payload: Payload, attempt: Attempt, sending: _Sending) -> None:
+        """Sends the headers, and the chunks once the server has room for them, unless it does not want them."""
+        async with self._sending_large:
+            await self._write(head)
+            said: list[asyncio.Future[Any]] = [sending.granted, sending.receipt]
+            await asyncio.wait(said, return_when=asyncio.FIRST_COMPLETED)
+            for index, size, data in serialise_chunks(payload):
+                if sending.receipt.done():
+                    return
+                attempt.add(Kind(payload.parts[index].kind), len(data), size)
+                await self._write(data)
+
+
+def _read_welcome(answer: pb.JoinResponse) -> Welcome:
+    return Welcome(
+        token=answer.token,
         run_id=answer.run_id,
         config=answer.config,
         dataset_digest=answer.dataset_digest,
@@ -307,7 +435,10 @@ def _read_admission(answer: pb.JoinResponse) -> Admission:
         method_digest=answer.method_digest,
         package_version=answer.package_version,
         durable=answer.durable,
-        privacy_rows=answer.privacy_rows,
-        privacy_head=answer.privacy_head,
-        privacy_spent=spent,
+        admissions=tuple(_read_admission(admission) for admission in answer.admissions),
     )
+
+
+def _read_admission(admission: pb.Admission) -> Admission:
+    spent = tuple((entry.noise_multiplier, entry.sample_rate, entry.steps) for entry in admission.privacy_spent)
+    return Admission(admission.session, admission.privacy_rows, admission.privacy_head, spent)

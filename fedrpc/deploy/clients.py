@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from fedrpc.deploy import shape
@@ -24,9 +25,14 @@ def manifests(deployment: Deployment, checksum: str) -> list[Manifest]:
     ]
 
 
+def _estimate_state(deployment: Deployment) -> int:
+    """The GiB that a pod's stores may take: answers of a round, and what a method keeps."""
+    return 1 + math.ceil((deployment.clients_per_pod - 1) / 10)
+
+
 def _job(deployment: Deployment, checksum: str) -> Manifest:
     kept = deployment.state_pvc
-    volume = shape.claim("state", kept) if kept else shape.scratch("state", f"{deployment.clients_per_pod}Gi")
+    volume = shape.claim("state", kept) if kept else shape.scratch("state", f"{_estimate_state(deployment)}Gi")
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

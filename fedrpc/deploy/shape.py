@@ -26,8 +26,8 @@ WAIT_S = 3600  # long, since a client that gives up is replaced by a pod without
 
 # Measured sizes with a margin; deploy/README.md has both.
 SERVER_MEMORY, SERVER_CPU = "2Gi", "1"
-POD_MIB, CLIENT_MIB = 768, 48  # for a pod's first client, and for each further one
-IDLE_CPU = 0.02  # cores for a client that waits: it uses less, but needs this to start
+POD_MIB, CLIENT_MIB = 768, 0.1  # for a pod, and for each client beyond the first
+IDLE_CPU = 0.02  # cores for a pod that waits: it uses less, but needs this to start
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
@@ -41,14 +41,14 @@ class Deployment:
         image: Contains the three programs; deploy/Dockerfile builds it.
         name: The prefix of all objects' names; runs at the same time in one namespace need different ones.
         namespace: None for kubectl's current one.
-        clients_per_pod: The number of clients in each pod.
+        clients_per_pod: The number of clients in each pod; they share one process and train one after another.
         data_pvc: A claim with prepared data sets, mounted read-only by every pod.
         state_pvc: A claim that all pods can write, for clients' stores; None keeps them in each pod.
         storage: The size of the claim for run directories.
         storage_class: Its class; None for the cluster's default.
         server_memory: Request and limit, in Kubernetes' notation, like the next three.
         client_memory: Of a client pod; None for the measured size.
-        client_cpu: Request of a client pod; None for one core for each client at work.
+        client_cpu: Request of a client pod; None for a core for each torch thread at work.
     """
 
     config: RunConfig
@@ -106,13 +106,13 @@ class Deployment:
     @property
     def memory_of_clients(self) -> str:
         """Request and limit of a client pod."""
-        return self.client_memory or f"{POD_MIB + CLIENT_MIB * (self.clients_per_pod - 1)}Mi"
+        return self.client_memory or f"{POD_MIB + math.ceil(CLIENT_MIB * (self.clients_per_pod - 1))}Mi"
 
     @property
     def cpu_of_clients(self) -> str:
         """Request of a client pod: one core for each torch thread at work, on average over rounds."""
-        per_client = max(IDLE_CPU, self.config.fraction * self.config.train.threads)
-        return self.client_cpu or f"{math.ceil(per_client * min(self.clients_per_pod, self.config.clients) * 1000)}m"
+        at_work = min(1.0, self.config.fraction * min(self.clients_per_pod, self.config.clients))
+        return self.client_cpu or f"{math.ceil(max(IDLE_CPU, at_work * self.config.train.threads) * 1000)}m"
 
     def labels(self, component: str) -> dict[str, str]:
         """The labels that select a component's pods."""

@@ -150,7 +150,14 @@ def default_out(configs: Sequence[RunConfig]) -> Path:
 # Running
 
 
-def compare_local(request: Request, out: Path | None, data_dir: Path | None, log_level: str, console: Console) -> None:
+def compare_local(
+    request: Request,
+    out: Path | None,
+    data_dir: Path | None,
+    log_level: str,
+    console: Console,
+    num_hosts: int | None = None,
+) -> None:
     """Starts or resumes a run of each method, each in a folder of its own, and shows the comparison.
 
     Raises:
@@ -161,7 +168,7 @@ def compare_local(request: Request, out: Path | None, data_dir: Path | None, log
     failures = []
     for number, config in enumerate(configs, start=1):
         config = config.model_copy(update={"parallel": config.parallel or os.cpu_count() or 1})
-        run = LocalRun(config, folder / config.method, data_dir, log_level)
+        run = LocalRun(config, folder / config.method, data_dir, log_level, num_hosts)
         if failure := _run_method(run, Announcer(console, f"{number}/{len(configs)}", config.method)):
             failures.append(failure)
     failed = show_comparison(folder, [config.method for config in configs], failures, console)

@@ -12,10 +12,11 @@ import os
 import selectors
 import signal
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedrpc.launch.processes import MANY_CLIENTS, collapse_memory, decode_status, fork
+from fedrpc.launch.processes import MANY_PROCESSES, collapse_memory, decode_status, fork
 from fedrpc.process import exit_code_of, freeze_memory, run_async
 
 
@@ -23,19 +24,19 @@ class ForkServer:
     """Forks clients on request and reports their exits.
 
     Args:
-        control: Lines of JSON: {"start": client, "options": {...}} in, {"exited": client, "code": n} out.
-        num_clients: How many clients to expect.
+        control: Lines of JSON: {"start": number, "options": {...}} in, {"exited": number, "code": n} out.
+        num_processes: How many processes to expect.
     """
 
-    def __init__(self, control: socket.socket, num_clients: int) -> None:
-        self._control, self._num_clients = control, num_clients
-        self._children: dict[int, int] = {}  # clients by process id
+    def __init__(self, control: socket.socket, num_processes: int) -> None:
+        self._control, self._num_processes = control, num_processes
+        self._children: dict[int, int] = {}  # numbers by process id
         self._buffer = b""
 
     def run(self) -> None:
         """Serves until the launcher closes the connection, then ends the clients."""
         freeze_memory()
-        if self._num_clients >= MANY_CLIENTS:
+        if self._num_processes >= MANY_PROCESSES:
             collapse_memory()
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
@@ -65,16 +66,16 @@ class ForkServer:
             self._fork_client(request["start"], request["options"])
         return bool(data)
 
-    def _fork_client(self, client: int, options: dict[str, Any]) -> None:
+    def _fork_client(self, number: int, options: dict[str, Any]) -> None:
         def work() -> int:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._control.close()
-            return run_logged_client(client, options)
+            return run_logged_client(options)
 
         # In this process's group, so that the launcher can kill all clients with it.
-        self._children[fork(work, own_group=False)] = client
+        self._children[fork(work, own_group=False)] = number
 
     def _report_exits(self) -> None:
         while self._children:
@@ -93,28 +94,31 @@ class ForkServer:
         os._exit(0)
 
 
-def log_file(state_dir: Path, client: int) -> Path:
-    """Where a local client's output goes."""
-    return state_dir / str(client) / "client.log"
-
-
-def run_logged_client(client: int, options: dict[str, Any]) -> int:
-    """Runs one forked client, with its output in a file of its own; returns its exit code."""
+def run_logged_client(options: dict[str, Any]) -> int:
+    """Runs one forked process of clients, with its output in a file of its own; returns its exit code."""
     from fedrpc import log
     from fedrpc.client.app import ClientOptions, run
 
-    state_dir, data_dir = Path(options["state_dir"]), options["data_dir"]
-    path = log_file(state_dir, client)
+    data_dir, path = options["data_dir"], Path(options["log_file"])
     path.parent.mkdir(parents=True, exist_ok=True)
     out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.close(out)
-    log.set_up(options["log_level"], role="client", client=client)
+    clients = range(*options["clients"])
+    log.set_up(options["log_level"], **describe_process(clients))
     known = ClientOptions(
         server=options["server"],
-        client_id=client,
-        state_dir=state_dir,
+        client_ids=clients,
+        state_dir=Path(options["state_dir"]),
         data_dir=Path(data_dir) if data_dir else None,
+        num_sharing=options["num_processes"],
     )
     return exit_code_of(lambda: run_async(run(known)))
+
+
+def describe_process(clients: Sequence[int]) -> dict[str, Any]:
+    """What every line of a process's log says of its clients."""
+    if len(clients) == 1:
+        return {"role": "client", "client": clients[0]}
+    return {"role": "host", "clients": f"{clients[0]}-{clients[-1]}"}

@@ -1,4 +1,4 @@
-"""Runs one server process and N client processes on this machine until the run is over."""
+"""Runs a server process and the processes of its clients on this machine until the run is over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import Any
 from fedrpc import log
 from fedrpc.config import RunConfig
 from fedrpc.errors import FedrpcError, Unavailable
-from fedrpc.launch.fork_server import ForkServer, log_file
+from fedrpc.launch.division import check_memory, divide
+from fedrpc.launch.fork_server import ForkServer
 from fedrpc.launch.processes import decode_status, fork, preload, terminate, wait_or_kill
 from fedrpc.launch.supervisor import NO_RESTART, Supervisor
 from fedrpc.process import exit_code_of, freeze_memory, raise_stopped, run_async
@@ -48,12 +49,20 @@ class Watcher:
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A run on this machine: its configuration, run directory, data folder, and the log level of its processes."""
+    """A run on this machine.
+
+    Args:
+        out: The run directory.
+        data_dir: The folder of data sets.
+        log_level: Of all processes.
+        num_hosts: The processes among which the clients are divided; None for a process for each client.
+    """
 
     config: RunConfig
     out: Path
     data_dir: Path | None
     log_level: str
+    num_hosts: int | None = None
 
     @property
     def state_dir(self) -> Path:
@@ -71,7 +80,9 @@ class Launcher:
 
     def __init__(self, run: LocalRun, watcher: Watcher) -> None:
         self._run, self._watcher = run, watcher
-        self._supervisor = Supervisor(range(run.config.clients), self._start_client, self._handle_restart)
+        self._parts = divide(run.config.clients, run.num_hosts)
+        check_memory(len(self._parts))
+        self._supervisor = Supervisor(range(len(self._parts)), self._start_client, self._handle_restart)
         self._address = ""
         self._server_pid = self._fork_server_pid = 0
 
@@ -101,7 +112,7 @@ class Launcher:
         for fd in pipes:
             os.close(fd)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        ForkServer(control, self._run.config.clients).run()
+        ForkServer(control, len(self._parts)).run()
         return 0
 
     def _serve(self, writer: int, reader: int, theirs: socket.socket) -> int:
@@ -149,28 +160,32 @@ class Launcher:
             self._supervisor.reset_counts()
         self._watcher.event(name, message)
 
-    def _start_client(self, client: int) -> None:
+    def _start_client(self, number: int) -> None:
+        part = self._parts[number]
         options = {
             "server": self._address,
+            "clients": [part.clients.start, part.clients.stop],
+            "num_processes": len(self._parts),
             "state_dir": str(self._run.state_dir),
             "data_dir": str(self._run.data_dir) if self._run.data_dir else None,
+            "log_file": str(part.log_file(self._run.state_dir)),
             "log_level": self._run.log_level,
         }
         with contextlib.suppress(ConnectionError):  # the fork server ended: `_watch` sees that next
-            self._control.sendall(json.dumps({"start": client, "options": options}).encode() + b"\n")
+            self._control.sendall(json.dumps({"start": number, "options": options}).encode() + b"\n")
 
     def _handle_restart(self, name: str, values: dict[str, Any]) -> None:
-        """Passes on that a client is restarted or given up; ends the run if the same would happen to every client.
+        """Passes on that a process is restarted or given up; ends the run if the same would happen to every one.
 
-        Otherwise the server decides by its quorum whether the run can continue without the client.
+        Otherwise the server decides by its quorum whether the run can continue without its clients.
         """
-        path = log_file(self._run.state_dir, values["client"])
-        if values["code"] in NO_RESTART:
+        part, code = self._parts[values["number"]], values["code"]
+        path = part.log_file(self._run.state_dir)
+        if code in NO_RESTART:
             last = path.read_text().splitlines()[-1:] if path.exists() else []
-            raise Unavailable(
-                f"client {values['client']} ended with code {values['code']}: {' '.join(last)} (its log: {path})"
-            )
-        self._watcher.event(name, values | ({"log": str(path)} if name == "client_given_up" else {}))
+            raise Unavailable(f"{part.name} ended with code {code}: {' '.join(last)} (its log: {path})")
+        shown = {"process": part.name, "code": code}
+        self._watcher.event(name, shown | ({"log": str(path)} if name == "client_given_up" else {}))
 
     def _reap_server(self) -> None:
         _, status = os.waitpid(self._server_pid, 0)

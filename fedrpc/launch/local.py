@@ -13,14 +13,21 @@ from fedrpc.launch.launcher import Launcher, LocalRun
 from fedrpc.launch.progress import LiveWatcher, LogWatcher
 
 
-def run_local(config: RunConfig, out: Path | None, data_dir: Path | None, log_level: str, console: Console) -> None:
+def run_local(
+    config: RunConfig,
+    out: Path | None,
+    data_dir: Path | None,
+    log_level: str,
+    console: Console,
+    num_hosts: int | None = None,
+) -> None:
     """Starts or resumes a run, unless it is finished already; then prints its table and writes its page."""
     out = out or default_run_dir(config)
     if not config.parallel:
         config = config.model_copy(update={"parallel": os.cpu_count() or 1})
     log.set_up("info", role="run")
     watcher = LiveWatcher(console, config.rounds) if console.is_terminal else LogWatcher()
-    Launcher(LocalRun(config, out, data_dir, log_level), watcher).run()
+    Launcher(LocalRun(config, out, data_dir, log_level, num_hosts), watcher).run()
     from fedrpc.report.page import show_runs  # here, so that the run does not wait for its imports
 
     show_runs([out], console)

@@ -1,11 +1,10 @@
-"""The program fedrpc-client: one client, or the clients of one pod, forked from one process and restarted there."""
+"""The program fedrpc-client: the clients of one process, in a pod under a parent that starts it again."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +12,8 @@ from fedrpc import log
 from fedrpc.client.app import ClientOptions
 from fedrpc.client.app import run as run_client_app
 from fedrpc.errors import ConfigError, FedrpcError
-from fedrpc.launch.processes import (
-    MANY_CLIENTS,
-    collapse_memory,
-    decode_status,
-    fork,
-    preload,
-    terminate,
-    wait_or_kill,
-)
+from fedrpc.launch.fork_server import describe_process
+from fedrpc.launch.processes import decode_status, fork, preload, terminate, wait_or_kill
 from fedrpc.launch.supervisor import NO_RESTART, Supervisor
 from fedrpc.process import end_at_once, exit_code_of, freeze_memory, raise_stopped, run_async
 
@@ -29,87 +21,75 @@ GRACE_S = 20.0  # between SIGTERM and SIGKILL; less than a pod has
 
 
 class PodFailed(FedrpcError):
-    """Some clients of a pod were given up; the others finished."""
+    """The process of a pod's clients was given up."""
 
-    def __init__(self, codes: dict[int, int]) -> None:
-        failed = ", ".join(f"client {client} with code {code}" for client, code in sorted(codes.items()))
-        super().__init__(f"{len(codes)} of this pod's clients failed: {failed}; see the last log line of each")
-        # Only if no restart helps any of them is the whole pod not worth restarting.
-        others = [code for code in codes.values() if code not in NO_RESTART]
-        self.exit_code = others[0] if others else ConfigError.exit_code
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the pod's clients ended with code {code} and were given up; see the last log line")
+        # A code that no restart helps says the same of the pod.
+        self.exit_code = ConfigError.exit_code if code in NO_RESTART else code
 
 
 class Pod:
-    """The clients of one pod: starts them, restarts those that fail, and ends them all at a signal.
+    """Runs the clients of one pod as one process, starts it again when it fails, and ends it at a signal.
 
-    Args:
-        clients: The options of each client.
-        log_level: The lowest level that is logged.
+    A pod that ends is replaced by one without its clients' stores; a process that is started again in it finds them.
     """
 
-    def __init__(self, clients: Iterable[ClientOptions], log_level: str) -> None:
-        self._options = {options.client_id: options for options in clients}
-        self._log_level = log_level
-        self._running: dict[int, int] = {}  # clients by process id
-        self._supervisor = Supervisor(self._options, self._start, _log_restart)
+    def __init__(self, options: ClientOptions, log_level: str) -> None:
+        self._options, self._log_level = options, log_level
+        self._pid = 0
+        self._supervisor = Supervisor((0,), self._start, _log_restart)
 
     def run(self) -> None:
-        """Blocks until every client has ended; raises PodFailed when some were given up."""
+        """Blocks until the clients have ended; raises PodFailed when they were given up."""
         preload()
         freeze_memory()
-        if len(self._options) >= MANY_CLIENTS:
-            collapse_memory()
         signal.signal(signal.SIGTERM, raise_stopped)
         try:
             self._supervisor.start_all()
             while not self._supervisor.is_done:
-                self._handle_exits()
+                self._handle_exit()
                 self._supervisor.start_due()
                 time.sleep(0.2)
         finally:
-            for pid in self._running:
-                terminate(pid)
-            wait_or_kill(self._running, GRACE_S)
-        if self._supervisor.given_up:
-            raise PodFailed(self._supervisor.given_up)
+            if self._pid:
+                terminate(self._pid)
+                wait_or_kill([self._pid], GRACE_S)
+        for code in self._supervisor.given_up.values():
+            raise PodFailed(code)
 
-    def _start(self, client: int) -> None:
-        self._running[fork(lambda: self._run_client(self._options[client]))] = client
+    def _start(self, _: int) -> None:
+        self._pid = fork(self._run_clients)
 
-    def _run_client(self, options: ClientOptions) -> int:
+    def _run_clients(self) -> int:
         signal.signal(signal.SIGTERM, end_at_once)
-        log.set_up(self._log_level, role="client", client=options.client_id)
-        return exit_code_of(lambda: run_async(run_client_app(options)))
+        log.set_up(self._log_level, **describe_process(self._options.client_ids))
+        return exit_code_of(lambda: run_async(run_client_app(self._options)))
 
-    def _handle_exits(self) -> None:
-        while self._running:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
-            self._supervisor.handle_exit(self._running.pop(pid), decode_status(status))
+    def _handle_exit(self) -> None:
+        pid, status = os.waitpid(self._pid, os.WNOHANG) if self._pid else (0, 0)
+        if pid:
+            self._pid = 0
+            self._supervisor.handle_exit(0, decode_status(status))
 
 
 def _log_restart(name: str, values: dict[str, Any]) -> None:
     logger = log.get("pod")
-    (logger.error if name == "client_given_up" else logger.warning)(name, **values)
+    (logger.error if name == "client_given_up" else logger.warning)(name, code=values["code"])
 
 
 def run_client(options: ClientOptions, log_level: str) -> None:
-    """Takes part in a run as one client, until the server says that it is over."""
-    log.set_up(log_level, role="client", client=options.client_id)
+    """Takes part in a run with the clients of one process, until the server says that it is over."""
+    log.set_up(log_level, **describe_process(options.client_ids))
     reason = run_async(run_client_app(options))
     log.get("client").info("finished", reason=reason)
 
 
-def run_pod(options: ClientOptions, clients_per_pod: int, num_clients: int | None, log_level: str) -> None:
-    """Takes part in a run as all clients of one pod.
-
-    Args:
-        options: As for one client, with the pod's number as its id.
-    """
-    log.set_up(log_level, role="pod", pod=options.client_id)
-    clients = list_clients_of_pod(options.client_id, clients_per_pod, num_clients)
-    Pod([replace(options, client_id=client) for client in clients], log_level).run()
+def run_pod(options: ClientOptions, pod: int, clients_per_pod: int, num_clients: int | None, log_level: str) -> None:
+    """Takes part in a run as all clients of one pod."""
+    log.set_up(log_level, role="pod", pod=pod)
+    clients = list_clients_of_pod(pod, clients_per_pod, num_clients)
+    Pod(replace(options, client_ids=clients), log_level).run()
 
 
 def list_clients_of_pod(pod: int, clients_per_pod: int, num_clients: int | None) -> range:

@@ -15,7 +15,7 @@ from fedrpc.config import RunConfig
 from fedrpc.process import die_with_parent, pausing_collector
 from fedrpc.registry import AGGREGATORS, METHODS, MODELS
 
-MANY_CLIENTS = 64  # from here on `collapse_memory` pays
+MANY_PROCESSES = 64  # from here on `collapse_memory` pays
 _HUGE_BYTES = 2 << 20
 _MADV_COLLAPSE = 25  # linux/mman.h
 

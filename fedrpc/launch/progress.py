@@ -66,9 +66,9 @@ class LiveWatcher(Watcher):
                 traffic=f"↓{format_size(values['bytes_down'])} ↑{format_size(values['bytes_up'])}",
             )
         elif name == "client_restarted":
-            self._bar.console.print(f"client {values['client']} ended with code {values['code']}; it is started again")
+            self._bar.console.print(f"{values['process']} ended with code {values['code']}; it is started again")
         elif name == "client_given_up":
-            self._bar.console.print(f"client {values['client']} ended too often and is given up; see {values['log']}")
+            self._bar.console.print(f"{values['process']} ended too often and is given up; see {values['log']}")
 
     def close(self) -> None:
         """Stops drawing."""

@@ -31,9 +31,9 @@ class Supervisor:
     """Starts clients and restarts those that fail; whoever owns the processes reports their exits.
 
     Args:
-        clients: The clients' ids.
-        start: Starts a client's process.
-        notify: Called with "client_restarted" or "client_given_up", and the client and its exit code.
+        clients: Numbers of the client processes, each of one client or of many.
+        start: Starts such a process.
+        notify: Called with "client_restarted" or "client_given_up", and the process's number and exit code.
         now: The clock, in seconds.
     """
 
@@ -81,12 +81,12 @@ class Supervisor:
             state.restarts = 0
         if code in NO_RESTART or state.restarts == MAX_RESTARTS:
             self.given_up[client] = code
-            self._notify("client_given_up", {"client": client, "code": code})
+            self._notify("client_given_up", {"number": client, "code": code})
             return
         # Longer each time: a server takes some seconds to notice that the client's old session is lost.
         self._due[client] = now + 2.0**state.restarts
         state.restarts += 1
-        self._notify("client_restarted", {"client": client, "code": code})
+        self._notify("client_restarted", {"number": client, "code": code})
 
     def _start(self, client: int) -> None:
         self._clients[client].started_at = self._now()

@@ -1,12 +1,12 @@
-"""Serves the three calls, health and reflection: the only module of the server that knows gRPC."""
+"""Serves Join and Connect, health and reflection: the only module of the server that knows gRPC."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, BinaryIO
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -18,17 +18,15 @@ import fedrpc
 from fedrpc import log
 from fedrpc.errors import FedrpcError, Refused, Unavailable, WireError
 from fedrpc.privacy.ledger import PrivacyFile
+from fedrpc.server.connection import Connection, Desk
 from fedrpc.server.coordinator import Coordinator
-from fedrpc.server.mailbox import Delivery, Mailbox, Task
 from fedrpc.server.roster import IdTaken, OutOfRange, Roster, Session, UnknownSession
 from fedrpc.server.rounds import ServerContext
 from fedrpc.tls.credentials import ServerTls, server_credentials
 from fedrpc.tls.endpoint import check_address
-from fedrpc.wire.envelope import Cancel, Idle
-from fedrpc.wire.frames import SCHEMA_DIGEST, SERVICE, Assembler, build_inline_chunks, check_name, parse
-from fedrpc.wire.kinds import Direction, Kind
-from fedrpc.wire.ledger import SESSION, Attempt, LedgerFile, Rows, classify_frame, merge
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.frames import SCHEMA_DIGEST, SERVICE, count_field_bytes, parse
+from fedrpc.wire.ledger import LedgerFile, Rows, merge
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 # The status code of each error on the wire; the first match counts.
 STATUS: list[tuple[type[Exception], grpc.StatusCode]] = [
@@ -41,6 +39,7 @@ STATUS: list[tuple[type[Exception], grpc.StatusCode]] = [
     (FedrpcError, grpc.StatusCode.INTERNAL),
 ]
 
+_ABORT_S = 5.0
 OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server behind the same port
     ("grpc.http2.bdp_probe", 0),  # with it, gRPC buffers whole models for slow readers
@@ -52,7 +51,7 @@ OPTIONS = [
 
 
 class Servicer:
-    """Join, Poll and Submit.
+    """Join and Connect.
 
     Args:
         coordinator: The run's coordinator.
@@ -70,10 +69,19 @@ class Servicer:
         client_name: str | None = None,
     ) -> None:
         self._server, self._roster, self._coordinator = server, roster, coordinator
-        self._mailbox: Mailbox = server.mailbox
-        self._book, self._privacy, self._client_name = book, privacy, client_name
-        self._limits = server.problem.config.limits
-        self._transfers = asyncio.Semaphore(self._limits.transfers)
+        self._privacy, self._client_name = privacy, client_name
+        limits = server.problem.config.limits
+        self._desk = Desk(
+            server,
+            roster,
+            book,
+            privacy,
+            limits,
+            round=lambda: coordinator.round,
+            sending=asyncio.Semaphore(limits.transfers),
+            receiving=asyncio.Semaphore(limits.transfers),
+        )
+        self._connections: set[Connection] = set()
         self._log = log.get("server")
 
     def build_handlers(self) -> grpc.GenericRpcHandler:
@@ -82,21 +90,12 @@ class Servicer:
             SERVICE,
             {
                 "Join": grpc.unary_unary_rpc_method_handler(_report_errors(self.join)),
-                "Poll": grpc.unary_stream_rpc_method_handler(self.poll),  # frames go by context.write
-                "Submit": grpc.stream_unary_rpc_method_handler(_report_errors(self.submit)),
+                "Connect": grpc.stream_stream_rpc_method_handler(self.connect),  # frames go by read and write
             },
         )
 
-    def _count_session(self, direction: Direction, client: int, size: int) -> Rows:
-        attempt = Attempt(self._coordinator.round, SESSION, direction, client)
-        attempt.add(Kind.ENVELOPE, size)
-        return attempt.rows
-
-    def _book_session(self, direction: Direction, client: int, size: int) -> None:
-        self._book.book(self._count_session(direction, client, size))
-
     async def join(self, data: bytes, context: Any) -> bytes:
-        """Opens a session, or refuses with the reason."""
+        """Opens a session for each client of a process, or refuses with the reason."""
         request = parse(pb.JoinRequest, data)
         if request.schema_digest != SCHEMA_DIGEST:
             raise Refused(
@@ -104,32 +103,58 @@ class Servicer:
                 f"{request.package_version or '?'} has {request.schema_digest.hex()[:12] or 'none'}; "
                 "install the same fedrpc on both sides"
             )
-        self._check_certificate(request.client_id, context)
-        session, old = self._roster.join(request.client_id, request.instance)
-        if old:
-            self._mailbox.replace_session(old)
+        if not request.members:
+            raise WireError("a Join without a client")
+        for member in request.members:
+            self._check_certificate(member.client_id, context)
+        token, sessions, replaced = self._roster.join([(m.client_id, m.instance) for m in request.members])
+        for old in replaced:
+            if old.link:
+                old.link.drop_session(old)
+            self._server.mailbox.replace_session(old)
         if request.package_version != fedrpc.__version__:
-            self._log.warning("version_skew", client=request.client_id, theirs=request.package_version)
-        rows, head = self._privacy.get_head(request.client_id)
-        spent = self._privacy.get_history(request.client_id)
+            self._log.warning("version_skew", client=sessions[0].client, theirs=request.package_version)
         problem = self._server.problem
-        answer = pb.JoinResponse(
-            session=session.token,
+        response = pb.JoinResponse(
+            token=token,
             run_id=self._server.run_id,
             config=problem.config.dump_for_join(),
             dataset_digest=problem.dataset.digest,
             partition_sha256=problem.partition.sha256,
             method_digest=problem.schema_digest(),
             package_version=fedrpc.__version__,
-            durable=self._mailbox.durable,
+            durable=self._server.mailbox.durable,
+            admissions=[self._build_admission(session) for session in sessions],
+        )
+        answer = response.SerializeToString()
+        self._book_join(sessions, request, len(data), response, len(answer))
+        self._server.progress("joined", {"joined": len(self._roster), "of": problem.config.clients})
+        return answer
+
+    def _build_admission(self, session: Session) -> pb.Admission:
+        rows, head = self._privacy.get_head(session.client)
+        spent = self._privacy.get_history(session.client)
+        return pb.Admission(
+            session=session.number,
             privacy_rows=rows,
             privacy_head=head,
             privacy_spent=[pb.Spent(noise_multiplier=n, sample_rate=q, steps=s) for n, q, s in spent],
-        ).SerializeToString()
-        self._book_session("up", request.client_id, len(data))
-        self._book_session("down", request.client_id, len(answer))
-        self._server.progress("joined", {"joined": len(self._roster), "of": problem.config.clients})
-        return answer
+        )
+
+    def _book_join(
+        self, sessions: list[Session], request: pb.JoinRequest, up: int, response: pb.JoinResponse, down: int
+    ) -> None:
+        """Books what is said of each client under that client, and what is said of all under the first."""
+        rows: Rows = {}
+        own = zip(request.members, response.admissions, strict=True)
+        sizes = [(count_field_bytes(member), count_field_bytes(admission)) for member, admission in own]
+        for session, (ours, theirs) in list(zip(sessions, sizes, strict=True))[1:]:
+            merge(rows, self._desk.count_field("up", session.client, ours))
+            merge(rows, self._desk.count_field("down", session.client, theirs))
+        first = sessions[0].client
+        merge(rows, self._desk.count_session("up", first, up - sum(ours for ours, _ in sizes[1:])))
+        merge(rows, self._desk.count_session("down", first, down - sum(theirs for _, theirs in sizes[1:])))
+        self._desk.book.book(rows)
 
     def _check_certificate(self, client: int, context: Any) -> None:
         if self._client_name is None:
@@ -137,214 +162,42 @@ class Servicer:
         names = [name.decode() for name in context.auth_context().get("x509_common_name", [])]
         wanted = self._client_name.replace("{client}", str(client))
         if wanted not in names:
-            raise Refused(f"the certificate is for {names or 'nobody'}, not for {wanted}")
+            remedy = "; for processes of many clients, give the server a --tls-client-name without {client}"
+            several = remedy if wanted != self._client_name else ""
+            raise Refused(f"the certificate is for {names or 'nobody'}, not for {wanted}{several}")
 
-    # Poll
+    async def connect(self, _: Any, context: Any) -> None:
+        """Serves the stream of one process."""
 
-    async def poll(self, data: bytes, context: Any) -> None:
-        """Answers a parked poll with a task, a cancel or Idle."""
+        async def read() -> bytes | None:
+            data = await context.read()
+            return None if data is grpc.aio.EOF else data
+
+        connection = Connection(self._desk, read, context.write)
+        self._connections.add(connection)
+        error: FedrpcError | None = None
         try:
-            session = self._roster.find(parse(pb.PollRequest, data).session)
-            self._book_session("up", session.client, len(data))
-            item = await self._mailbox.next(session)
-            if isinstance(item, Delivery):
-                await self._deliver(item, session, context)
-                return
-            frame = _serialise_notice(item)
-            self._book_session("down", session.client, len(frame))
-            if isinstance(item, Idle) and item.finished:
-                # This frees the id for another process. Before the write, since a client that has read this frame hangs
-                # up, which can cancel this call.
-                self._roster.close(session)
-            await self._write(context, frame)
-        except FedrpcError as error:
-            await _abort(context, error)
-
-    async def _write(self, context: Any, frame: bytes) -> None:
-        """Writes a frame; gives up on a client that stops reading, or it would hold its permit forever."""
-        try:
-            async with asyncio.timeout(self._limits.transfer_idle_s):
-                await context.write(frame)
-        except TimeoutError:
-            raise Unavailable(
-                f"the client read nothing for {self._limits.transfer_idle_s:g} s; the transfer was aborted"
-            ) from None
-
-    async def _deliver(self, delivery: Delivery, session: Session, context: Any) -> None:
-        task, whole = delivery.task, False
-        attempt = Attempt(task.round, task.phase, "down", task.client, delivery.attempt)
-        session.streams += 1
-        try:
-            if not await self._prepare(task):
-                return
-            async with self._transfers:
-                envelope = self._build_envelope(delivery, session)
-                head = pb.Frame(envelope=envelope).SerializeToString()
-                attempt.add_envelope(envelope, len(head))
-                await self._write(context, head)
-                for kind, size, data in task.question.iter_frames():
-                    attempt.add(kind, len(data), size)
-                    await self._write(context, data)
-            whole = True
+            await connection.run()
+        except FedrpcError as broken:
+            error = broken
         finally:
-            session.streams -= 1
-            self._book.book(attempt.close(aborted=not whole))
-            if whole:
-                self._mailbox.mark_delivered(delivery)
-            else:
-                self._mailbox.return_to_queue(delivery)
+            self._connections.discard(connection)
+        if error:
+            self._log.warning("stream_refused", error=str(error))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ABORT_S):  # it would wait for a client that reads nothing
+                    await _abort(context, error)
 
-    async def _prepare(self, task: Task) -> bool:
-        try:
-            if not task.question.prepared:
-                await self._server.off_loop(task.question.prepare)
-            return True
-        except Exception as error:
-            self._mailbox.fail_question(task, error)
-            return False
+    def end(self) -> None:
+        """Ends all streams: gRPC prints a traceback for each that is open when the event loop ends."""
+        for connection in list(self._connections):
+            connection.end()
 
-    def _build_envelope(self, delivery: Delivery, session: Session) -> pb.Envelope:
-        task = delivery.task
-        return pb.Envelope(
-            session=session.token,
-            task_id=task.task_id,
-            round=task.round,
-            phase=task.phase,
-            step=task.step,
-            attempt=delivery.attempt,
-            parts=task.question.payload.parts,
-            digest=task.question.payload.digest,
-            durable=self._mailbox.durable,
-            epoch=task.epoch,
-            chunks=build_inline_chunks(task.question.payload),
-        )
-
-    # Submit
-
-    async def submit(self, stream: AsyncIterator[bytes], context: Any) -> bytes:
-        """Receives one result; it is on disk and checked before it is acknowledged."""
-        frames = stream.__aiter__()
-        head = await anext(frames, b"")
-        envelope = parse(pb.Frame, head).envelope
-        session = self._roster.find(envelope.session)
-        task = self._mailbox.find(envelope.task_id)
-        if task is None or task.client != session.client:
-            task = None
-        # A result for a task that is not open gets no row of its own: its envelope is not trusted.
-        where = (task.round, task.phase) if task else (self._coordinator.round, SESSION)
-        attempt = Attempt(*where, "up", session.client, envelope.attempt if task else 0)
-        rows = attempt.add_envelope(envelope, len(head))
-        session.streams += 1
-        whole, answer = False, b""
-        try:
-            status = await self._receive(envelope, task, session, frames, attempt)
-            whole = status == pb.SubmitResponse.STATUS_ACCEPTED
-            held = self._privacy.get_head(session.client)[0]
-            response = pb.SubmitResponse(status=status, durable=self._mailbox.durable, privacy_rows=held)
-            answer = response.SerializeToString()
-            merge(rows, self._count_session("down", session.client, len(answer)))
-        finally:
-            session.streams -= 1
-            merge(rows, attempt.close(aborted=not whole))
-            self._book.book(rows)  # together: every booking is a write to the journal
-        return answer
-
-    async def _receive(
-        self,
-        envelope: pb.Envelope,
-        task: Task | None,
-        session: Session,
-        frames: AsyncIterator[bytes],
-        attempt: Attempt,
-    ) -> pb.SubmitResponse.Status.ValueType:
-        failure = envelope.HasField("failure")
-        inline = list(envelope.chunks)
-        whole = bool(inline) and sum(len(chunk.data) for chunk in inline) == sum(part.size for part in envelope.parts)
-        # Rows are kept whatever becomes of the result: what they describe has left the client.
-        if envelope.HasField("privacy"):
-            self._privacy.extend(session.client, envelope.privacy.first, envelope.privacy.rows)
-        first = b"" if failure or whole else await self._receive_privacy_rows(frames, session)
-        for field in ("chunks", "privacy"):
-            envelope.ClearField(field)
-        if task is None:
-            held = self._mailbox.was_answered(envelope.task_id)
-            again = held or self._server.spool.exists(envelope.epoch, check_name(envelope.task_id))
-            return pb.SubmitResponse.STATUS_DUPLICATE if again else pb.SubmitResponse.STATUS_LATE
-        if task.done or envelope.question != task.question.payload.digest:
-            return pb.SubmitResponse.STATUS_LATE
-        if failure:
-            abstained = envelope.failure.code == pb.Failure.CODE_ABSTAINED
-            self._mailbox.accept_failure(
-                task, envelope.failure.reason or "the client gave no reason", abstained=abstained
-            )
-            return pb.SubmitResponse.STATUS_ACCEPTED
-        if whole:
-            data = io.BytesIO()
-            self._start_assembly(envelope, inline, data).finish()
-            small = self._server.spool.keep_small(data.getvalue(), task.epoch, task.task_id)
-            self._mailbox.accept_reply(task, small)
-            return pb.SubmitResponse.STATUS_ACCEPTED
-        task.receiving += 1
-        incoming = self._server.spool.make_incoming_path(task.epoch, task.task_id)
-        try:
-            async with self._transfers:
-                with incoming.open("wb") as file:
-                    await self._receive_chunks(self._start_assembly(envelope, inline, file), first, frames, attempt)
-            if task.done:
-                return pb.SubmitResponse.STATUS_LATE
-            self._mailbox.accept_reply(task, self._server.spool.keep(incoming, task.epoch, task.task_id))
-            return pb.SubmitResponse.STATUS_ACCEPTED
-        finally:
-            task.receiving -= 1
-            incoming.unlink(missing_ok=True)
-
-    def _start_assembly(self, envelope: pb.Envelope, inline: list[pb.Chunk], file: BinaryIO) -> Assembler:
-        assembler = Assembler(envelope, self._limits.max_message_bytes, file)
-        for chunk in inline:
-            assembler.add(chunk)
-        return assembler
-
-    async def _receive_privacy_rows(self, frames: AsyncIterator[bytes], session: Session) -> bytes:
-        """Keeps the privacy rows that come before a result's chunks; returns the first frame after them."""
-        data = await self._next_frame(frames)
-        if data:
-            frame = parse(pb.Frame, data)
-            if frame.WhichOneof("body") == "privacy":
-                self._privacy.extend(session.client, frame.privacy.first, frame.privacy.rows)
-                self._book_session("up", session.client, len(data))
-                return await self._next_frame(frames)
-        return data
-
-    async def _next_frame(self, frames: AsyncIterator[bytes]) -> bytes:
-        try:
-            return await asyncio.wait_for(anext(frames, b""), self._limits.transfer_idle_s)
-        except TimeoutError:
-            raise Unavailable(
-                f"the client sent nothing for {self._limits.transfer_idle_s:g} s; the transfer was aborted"
-            ) from None
-
-    async def _receive_chunks(
-        self, assembler: Assembler, data: bytes, frames: AsyncIterator[bytes], attempt: Attempt
-    ) -> None:
-        """Receives the chunks that have frames of their own."""
-        while data:
-            frame = parse(pb.Frame, data)
-            kind, tensor_bytes = classify_frame(frame, assembler.envelope)
-            attempt.add(kind, len(data), tensor_bytes)
-            if frame.WhichOneof("body") != "chunk":
-                raise WireError(f"expected a chunk, got {frame.WhichOneof('body')}")
-            assembler.add(frame.chunk)
-            data = await self._next_frame(frames)
-        assembler.finish()
-
-
-def _serialise_notice(notice: Cancel | Idle) -> bytes:
-    if isinstance(notice, Cancel):
-        frame = pb.Frame(cancel=pb.Cancel(task_id=notice.task_id, reason=notice.reason))
-    else:
-        idle = pb.Idle(retry_ms=notice.retry_ms, finished=notice.finished, reason=notice.reason, durable=notice.durable)
-        frame = pb.Frame(idle=idle)
-    return frame.SerializeToString()
+    def check_idle(self) -> None:
+        """Ends streams on which nothing moves that should."""
+        now = time.monotonic()
+        for connection in list(self._connections):
+            connection.check_idle(now)
 
 
 async def _abort(context: Any, error: Exception) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ class Checkpoint:
         point: Which durable point of the run this is, counted from 1.
         round: The stage that it ends or lies within.
         steps: The next step by phase when it lies within the stage; None when the stage is over.
+        owed: What the server has still to evaluate of this state before the round's lines are complete.
     """
 
     point: int
@@ -30,6 +31,7 @@ class Checkpoint:
     records: list[dict[str, Any]]  # this round's lines of records.jsonl
     kernel: list[int]  # bytes (sent, received) of the server's sockets so far
     seconds: float
+    owed: list[str] = field(default_factory=list)
 
 
 class CheckpointFolder:
@@ -58,6 +60,7 @@ class CheckpointFolder:
             "records": checkpoint.records,
             "kernel": checkpoint.kernel,
             "seconds": checkpoint.seconds,
+            "owed": checkpoint.owed,
         }
         write_durably(self._manifest, json.dumps(manifest, indent=1).encode())
         for old in self._folder.glob("*.safetensors"):
@@ -83,6 +86,7 @@ class CheckpointFolder:
                 manifest["records"],
                 list(manifest["kernel"]),
                 float(manifest["seconds"]),
+                list(manifest.get("owed", [])),  # missing in older checkpoints, whose lines are complete
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
 import uuid
@@ -22,6 +23,7 @@ from fedrpc.privacy import summary as privacy
 from fedrpc.seeds import derive, seed_torch
 from fedrpc.server import evaluation, summary
 from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder
+from fedrpc.server.overlap import FEATURES, TEST, EvaluationThread, FinishedRound
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import ServerContext, ServerRound
 from fedrpc.server.selection import select_cohort
@@ -50,8 +52,10 @@ class Coordinator:
         self._method = server.problem.method
         self._checkpoints = CheckpointFolder(out / "checkpoints")
         self._log = log.get("coordinator")
-        self._evaluator = evaluation.Evaluator(server.problem, server.device)
+        self._evaluation = EvaluationThread(evaluation.Evaluator(server.problem, server.device), server.device)
+        self._pending: asyncio.Task[None] | None = None  # the evaluation of the last durable round
         self.round = SETUP_ROUND  # under which traffic outside tasks is booked
+        self._was_resumed = False
         self._kernel_before = [0, 0]
         self._seconds_before = 0.0
         self._aggregation: dict[str, Any] = {}  # the aggregators' states, by name
@@ -59,7 +63,19 @@ class Coordinator:
 
     async def run(self) -> dict[str, Any]:
         """Runs all rounds and returns the summary."""
-        state, first, steps = self._resume()
+        try:
+            async with asyncio.TaskGroup() as self._group:  # an evaluation that fails beside a round ends the round
+                return await self._run()
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        finally:
+            self._evaluation.close()
+
+    async def _run(self) -> dict[str, Any]:
+        state, first, steps, unfinished = self._resume()
+        if unfinished:
+            await self._evaluation.load(self._method.model(state))
+            self._write(unfinished.complete(await self._evaluation.evaluate_alone(unfinished.owed)))
         await self._wait_for_clients()
         if first == SETUP_ROUND:
             state = await self._setup(state, steps)
@@ -71,24 +87,30 @@ class Coordinator:
 
     # Before the first round
 
-    def _resume(self) -> tuple[Any, int, dict[str, int]]:
-        """The state to resume from, the next stage, and the steps of it that are already done."""
+    def _resume(self) -> tuple[Any, int, dict[str, int], FinishedRound | None]:
+        """The state to resume from, the next stage, its steps that are done, and the round to evaluate first."""
         self._seed_torch(SETUP_ROUND - 1)
         state = self._method.init(self._problem.env)
         self._aggregation = {layer.name: layer.init(self._problem.env) for layer in self._problem.aggregators}
         kept = self._checkpoints.load()
         done = SETUP_ROUND - 1 if kept is None else kept.round - (1 if kept.steps is not None else 0)
-        last = (kept.round, kept.records) if kept else (done, [])
+        # Lines that owe an evaluation are written once they are complete; a crash may have come just after that.
+        last = (kept.round, [] if kept.owed else kept.records) if kept else (done, [])
         self._records = RecordsFile(self._out / "records.jsonl", *last)
         if kept is None:
-            return state, SETUP_ROUND, {}
+            return state, SETUP_ROUND, {}, None
         self._kernel_before, self._seconds_before = kept.kernel, kept.seconds
         self._server.mailbox.durable = kept.point
         self._meter.note = "the run was resumed: kernel bytes between its last checkpoint and its stop are not counted"
+        self._was_resumed = True
         self._log.info("resumed", after_round=done)
         for layer, data in kept.aggregation.items():
             self._aggregation[layer] = stored.loads(type(self._aggregation[layer]), data)
-        return stored.loads(type(state), kept.state), done + 1, kept.steps or {}
+        unfinished = None
+        if kept.owed:
+            finished, evaluated = kept.records
+            unfinished = FinishedRound(finished, evaluated, kept.owed, self._read_traffic())
+        return stored.loads(type(state), kept.state), done + 1, kept.steps or {}, unfinished
 
     def _seed_torch(self, index: int) -> None:
         """Seeds torch's global stream, which the server half may use, by the stage and the durable point alone."""
@@ -153,23 +175,61 @@ class Coordinator:
         state = await self._method.round(state, rnd)
         self._aggregation = rnd.aggregation
         rnd.close()
-        record: dict[str, Any] = {"event": "round_finished", "round": index, "num_clients": len(rnd.answered)}
-        evaluated = await self._evaluate(self._method.model(state), index, last=index == self._config.rounds - 1)
-        record |= {name: evaluated[name] for name in ("loss", "accuracy") if name in evaluated} | rnd.recorded
-        record["seconds"] = time.monotonic() - started
-        await self._make_durable(state, index, [record, evaluated] if len(evaluated) > 2 else [record])
-        shown = {name: record[name] for name in ("accuracy", "loss", "num_clients", "seconds") if name in record}
-        self._log.info("round_finished", round=index, **shown)
-        traffic = {f"bytes_{direction}": size for direction, size in self._book.message_bytes.items()}
-        self._server.progress("round_finished", record | traffic)
+        record = {"event": "round_finished", "round": index, "num_clients": len(rnd.answered)} | rnd.recorded
+        weights, last = self._method.model(state), index == self._config.rounds - 1
+        evaluated = {"event": "evaluated", "round": index} | await self._evaluate_on_clients(weights, index, last=last)
+        await self._settle()  # the evaluation holds one model at a time
+        found = FinishedRound(record, evaluated, self._list_owed(index, last=last), {})
+        if found.owed:
+            await self._evaluation.load(weights)
+        # The last round has no next one to overlap with, and a longer run resumes from its checkpoint with whole lines.
+        if last or not self._evaluation.may_overlap(found.owed):
+            found = found.complete(await self._evaluation.evaluate_alone(found.owed))
+        found.finished["seconds"] = time.monotonic() - started
+        await self._make_durable(state, index, found.lines, found.owed)
+        found = dataclasses.replace(found, traffic=self._read_traffic())
+        if found.owed:
+            self._pending = self._group.create_task(self._evaluate_beside(found))
+        else:
+            self._show(found)
         return state
 
-    async def _make_durable(self, state: Any, index: int, records: list[dict[str, Any]]) -> None:
-        """Writes state and records to disk, then reports the round durable: in this order."""
-        await self._checkpoint(state, self._aggregation, index, records, None)
+    async def _evaluate_beside(self, found: FinishedRound) -> None:
+        """Evaluates a durable round while the next one runs, and writes its lines."""
+        self._write(found.complete(await self._evaluation.evaluate(found.owed)))
+
+    async def _settle(self) -> None:
+        """Waits until the lines of every durable round are written."""
+        if self._pending:
+            await self._pending
+            self._pending = None
+
+    def _write(self, found: FinishedRound) -> None:
+        self._records.add(found.lines)
+        self._show(found)
+
+    def _show(self, found: FinishedRound) -> None:
+        record = found.finished
+        shown = {name: record[name] for name in ("accuracy", "loss", "num_clients", "seconds") if name in record}
+        self._log.info("round_finished", round=record["round"], **shown)
+        self._server.progress("round_finished", record | found.traffic)
+
+    def _read_traffic(self) -> dict[str, int]:
+        return {f"bytes_{direction}": size for direction, size in self._book.message_bytes.items()}
+
+    async def _make_durable(
+        self, state: Any, index: int, records: list[dict[str, Any]], owed: Sequence[str] = ()
+    ) -> None:
+        """Writes state and records to disk, then reports the round durable: in this order.
+
+        Args:
+            owed: What the server has still to evaluate; then the checkpoint alone has the records so far.
+        """
+        await self._checkpoint(state, self._aggregation, index, records, None, owed)
         self._book.end_round()
         self.round = index + 1  # traffic between rounds belongs to the next one, since written rows are not rewritten
-        self._records.add(records)
+        if not owed:
+            self._records.add(records)
         self._reach_durable_point()
 
     async def _save_within(self, rnd: ServerRound, state: Any) -> None:
@@ -184,7 +244,9 @@ class Coordinator:
         index: int,
         records: list[dict[str, Any]],
         steps: dict[str, int] | None,
+        owed: Sequence[str] = (),
     ) -> None:
+        await self._settle()  # a checkpoint can name one unevaluated round: its own
         point, kernel = self._server.mailbox.durable + 1, list(self._kernel())
         data = await self._server.off_loop(stored.dumps, state)
         layers = {
@@ -192,7 +254,7 @@ class Coordinator:
             for name, layer in aggregation.items()
             if layer is not None
         }
-        kept = Checkpoint(point, index, steps, data, layers, records, kernel, self._seconds())
+        kept = Checkpoint(point, index, steps, data, layers, records, kernel, self._seconds(), list(owed))
         await self._server.off_loop(self._checkpoints.save, kept)
 
     def _reach_durable_point(self) -> None:
@@ -208,21 +270,20 @@ class Coordinator:
 
     # Evaluation
 
-    async def _evaluate(self, weights: Tensors, index: int, *, last: bool) -> dict[str, Any]:
-        """Evaluates what is due in a round and returns its `evaluated` record."""
+    def _list_owed(self, index: int, *, last: bool) -> list[str]:
+        """What the server itself evaluates of a round."""
+        every = {TEST: self._config.eval_every, FEATURES: self._config.feature_eval_every}
+        return [what for what, rounds in every.items() if last or (index + 1) % rounds == 0]
 
-        def due(every: int) -> bool:
-            return last or (index + 1) % every == 0
+    async def _evaluate_on_clients(self, weights: Tensors, index: int, *, last: bool) -> dict[str, Any]:
+        """Has the clients evaluate when it is due, and returns what belongs into the `evaluated` line.
 
-        row: dict[str, Any] = {"event": "evaluated", "round": index}
-        if due(self._config.eval_every):
-            found = await self._server.off_loop(self._evaluator.evaluate, weights)
-            row |= {"accuracy": found.accuracy, "loss": found.loss} | evaluation.summarise_classes(found)
-        if self._config.local_test and due(self._config.client_eval_every):
-            row |= evaluation.summarise_clients(await self._ask_clients(weights, index))
-        if due(self._config.feature_eval_every):
-            row |= {"features": await self._server.off_loop(self._evaluator.measure_features, weights)}
-        return row
+        The next round waits for this: a client has one task at a time, so it would only start later, and the answers
+        and bytes belong to this round's durable point.
+        """
+        if not self._config.local_test or not (last or (index + 1) % self._config.client_eval_every == 0):
+            return {}
+        return evaluation.summarise_clients(await self._ask_clients(weights, index))
 
     async def _ask_clients(self, weights: Tensors, index: int) -> dict[int, dict[str, int]]:
         rnd = self._open_own_stage(index, range(self._config.clients))
@@ -234,15 +295,17 @@ class Coordinator:
     # The end
 
     async def _finish(self, state: Any) -> dict[str, Any]:
+        await self._settle()
         if type(self._method).overrides("finalize") and self._config.rounds:
             state = await self._finalize(state)
         weights = self._method.model(state)
         check = await self._compare_ledgers()
+        kernel = await self._await_quiet_kernel()  # the last receipts are on their way
         self._book.end_round()
-        kernel = await self._await_quiet_kernel()
+        rows = self._book.read_all_rows()  # now, as ledger.jsonl has them: heartbeats go on
         self._server.progress("snapshot", {"monotonic": time.monotonic()} | kernel)
         # Off the event loop: privacy accountants are slow.
-        result = await self._server.off_loop(self._summarise, weights, kernel) | {"ledger_check": check}
+        result = await self._server.off_loop(self._summarise, weights, kernel, rows) | {"ledger_check": check}
         save_file(
             {name: tensor.contiguous().clone() for name, tensor in weights.items()}, self._out / "model.safetensors"
         )
@@ -256,40 +319,48 @@ class Coordinator:
         rnd = self._open_stage(index, range(self._config.clients))
         state = await self._method.finalize(state, rnd)
         rnd.close()
-        evaluated = await self._evaluate(self._method.model(state), index, last=True)
+        weights = self._method.model(state)
+        await self._evaluation.load(weights)
+        evaluated = {"event": "evaluated", "round": index} | await self._evaluation.evaluate_alone([TEST, FEATURES])
+        evaluated |= await self._evaluate_on_clients(weights, index, last=True)
         self._records.add([evaluated | {"final": True} | rnd.recorded])
         return state
 
     async def _compare_ledgers(self) -> dict[str, Any]:
-        rnd = self._open_own_stage(self._config.rounds, [session.client for session in self._roster])
-        ours = ledger.group_by_client(self._book.read_all_rows())
+        ours = ledger.group_by_client(
+            {key: sums for key, sums in self._book.read_all_rows().items() if key.phase != ledger.SESSION}
+        )
+        # Only those that had a task: the others have no rows to compare.
+        asked = [session.client for session in self._roster if session.client in ours]
+        rnd = self._open_own_stage(self._config.rounds, asked)
         sums = {"compared": 0, "differing": 0, "only_server": 0, "only_client": 0}
         # A new question each time, so that no answer from before a restart is reused.
         question = LedgerQuestion(f"what did you count? {uuid.uuid4().hex}")
         async for reply in rnd.ask(LEDGER, question):
             theirs = ledger.parse_rows(reply.body.rows)
-            for name, value in ledger.compare(ours.get(reply.client, {}), theirs).items():
+            interrupted = self._was_resumed or self._roster.has_rejoined(reply.client)
+            found = ledger.compare(ours.get(reply.client, {}), theirs, interrupted=interrupted)
+            for name, value in found.items():
                 sums[name] += value
         if sums["differing"]:
             self._log.error("ledgers_differ", rows=sums["differing"])
         return sums | {"clients": len(rnd.answered), "missing": len(rnd.missing)}
 
     async def _await_quiet_kernel(self) -> dict[str, int]:
-        """Waits until no bytes move and every client has its poll parked, and returns the kernel's counters."""
+        """Waits until no bytes move and every client has its stream, and returns the kernel's counters."""
         before = self._kernel()
         for _ in range(50):
             await asyncio.sleep(_QUIET_S)
             now = self._kernel()
-            if now == before and all(session.parked for session in self._roster):
+            if now == before and self._roster.all_linked:
                 break
             before = now
         return {"down": before[0], "up": before[1]}
 
-    def _summarise(self, weights: Tensors, kernel: dict[str, int]) -> dict[str, Any]:
+    def _summarise(self, weights: Tensors, kernel: dict[str, int], rows: ledger.Rows) -> dict[str, Any]:
         cohorts = [self.select_cohort(index) for index in range(self._config.rounds)]
         shapes = summary.build_shapes(self._problem, weights, cohorts)
         cost, fedavg = summary.predict_cost(self._problem, shapes), summary.compute_fedavg_cost(self._problem, shapes)
-        rows = self._book.read_all_rows()
         return summary.describe_run(self._config, self._server.run_id, self._config.rounds) | {
             "caveat": summary.get_caveat(self._method, self._problem.params),
             "accuracy": summary.summarise_accuracy(self._records.all()),

@@ -25,7 +25,7 @@ _DB_EXAMPLES = 2000
 
 
 class Evaluator:
-    """Holds one network and the external test set.
+    """Holds one network and the external test set: `load` weights into it, then measure them.
 
     Args:
         device: Where the network runs.
@@ -33,31 +33,35 @@ class Evaluator:
 
     def __init__(self, problem: Problem, device: torch.device) -> None:
         self._problem, self._device = problem, device
-        self._network: nn.Module | None = None
+        self._kept: nn.Module | None = None
         self._test = problem.load_external_test()
 
-    def _load(self, weights: Tensors) -> nn.Module:
-        if self._network is None:
-            self._network = self._problem.copy_network().to(self._device)
-        load(self._network, weights)
-        return self._network
+    @property
+    def _network(self) -> nn.Module:
+        if self._kept is None:
+            self._kept = self._problem.copy_network().to(self._device)
+        return self._kept
 
-    def evaluate(self, weights: Tensors) -> Evaluation:
-        """Evaluates the weights in one pass over the external test."""
+    def load(self, weights: Tensors) -> None:
+        """Copies the weights to measure."""
+        load(self._network, weights)
+
+    def evaluate(self) -> Evaluation:
+        """Evaluates the loaded weights in one pass over the external test."""
         with keeping_freed_memory():
             return evaluate(
-                self._load(weights),
+                self._network,
                 self._test.batches(BATCH_SIZE),
                 num_classes=self._problem.dataset.num_classes,
                 device=self._device,
             )
 
-    def measure_features(self, weights: Tensors) -> dict[str, Any]:
+    def measure_features(self) -> dict[str, Any]:
         """Measures how well classes separate in the features, and how much of the input shows at the cut.
 
         Empty for a network without stages (a method's own).
         """
-        model = self._load(weights)
+        model = self._network
         if not isinstance(model, Model):
             return {}
         model.eval()

@@ -1,4 +1,4 @@
-"""Tasks for clients: leased in cohort order, delivered by polls, ended by a reply, a deadline or an absence.
+"""Tasks for clients: leased in cohort order, sent over their streams, ended by a reply, a deadline or an absence.
 
 Everything happens on one event loop, so there are no locks; one reaper enforces all time limits.
 """
@@ -8,67 +8,18 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 from fedrpc import log
 from fedrpc.config import LimitsConfig
-from fedrpc.server.roster import Roster, Session
+from fedrpc.server.question import Question
+from fedrpc.server.roster import Link, Roster, Session
 from fedrpc.server.spool import Spooled
-from fedrpc.wire.codec import Payload, encode
-from fedrpc.wire.envelope import Cancel, Idle
-from fedrpc.wire.frames import fits_envelope, serialise_chunks
-from fedrpc.wire.kinds import Kind
+from fedrpc.wire.envelope import Cancel, Finished
 
-Frame = tuple[Kind, int, bytes]  # kind, tensor bytes, serialised
-
-
-class Question:
-    """A message to send, encoded once for all clients that get it.
-
-    Args:
-        message: The typed message; it must not change while the question is open.
-        shared: Whether several clients get it; then the frames are kept, else they are serialised as they are sent.
-    """
-
-    def __init__(self, message: Any, *, shared: bool) -> None:
-        self._message, self._shared = message, shared
-
-    @cached_property
-    def payload(self) -> Payload:
-        """Headers and buffers."""
-        return encode(self._message)
-
-    @cached_property
-    def _kept(self) -> list[Frame]:
-        return list(self._serialise())
-
-    def _serialise(self) -> Iterator[Frame]:
-        parts = self.payload.parts
-        return ((Kind(parts[index].kind), size, data) for index, size, data in serialise_chunks(self.payload))
-
-    def iter_frames(self) -> Iterable[Frame]:
-        """The chunks, serialised; none when they travel in the envelope."""
-        if fits_envelope(self.payload):
-            return ()
-        return self._kept if self._shared else self._serialise()
-
-    @property
-    def prepared(self) -> bool:
-        """Whether it is encoded."""
-        return ("_kept" if self._shared else "payload") in vars(self)
-
-    def prepare(self) -> None:
-        """Encodes the message; heavy, so call it off the event loop."""
-        _ = self._kept if self._shared else self.payload
-
-    def forget(self) -> None:
-        """Frees a message that only one client gets, once it is answered."""
-        if not self._shared:
-            self._message = None
-            vars(self).pop("payload", None)
+_MAX_MISSED = 2  # deadlines in a row, before a process of many clients counts as hung
+_DEPTH = 2  # leases of a stream that serves several clients: one trains, the next one's task is there already
 
 
 @dataclass(frozen=True)
@@ -99,10 +50,11 @@ class Task:
     outcome: asyncio.Future[Spooled | Missing]
     attempt: int = 0
     leased: bool = False
+    link: Link | None = None  # the stream that it was leased to
     delivered_at: float | None = None
     receiving: int = 0
     number: int = -1  # in the order of posting
-    queued: bool = False  # whether it is in the mailbox's queue of ready tasks
+    queued: Link | None = None  # the stream in whose queue of ready tasks it is
 
     @property
     def done(self) -> bool:
@@ -123,17 +75,29 @@ class Delivery:
         return self.task.leased and not self.task.done and self.task.attempt == self.attempt
 
 
+class _Queue:
+    """One stream's ready tasks in posting order, and how many tasks it has on lease."""
+
+    def __init__(self) -> None:
+        self.ready: list[tuple[int, Task]] = []  # a heap
+        self.num_leased = 0
+        self.num_missed = 0  # deadlines, since the last reply
+
+
 class Mailbox:
-    """Hands tasks to parked polls.
+    """Hands tasks to the streams of their clients.
 
     An event costs the same however many clients and tasks there are: it concerns one client, whose first waiting task
-    enters the queue of ready tasks when the client is parked and free. An entry that is no longer ready when its turn
+    enters the queue of its stream when the client is there and free. An entry that is no longer ready when its turn
     comes is dropped; the event that makes the client ready again queues its task again.
 
+    A process that serves one client has one task at a time. One that serves many answers them one after the other, and
+    gets the next task while it still works on the one before.
+
     Args:
-        roster: The connected clients.
+        roster: The clients that have joined.
         limits: Time limits.
-        parallel: How many tasks may be leased at a time; 0 is no limit.
+        parallel: How many streams may have tasks at a time; 0 is no limit.
     """
 
     def __init__(self, roster: Roster, limits: LimitsConfig, parallel: int) -> None:
@@ -141,10 +105,13 @@ class Mailbox:
         self._open: dict[str, Task] = {}
         self._of_client: dict[int, dict[str, Task]] = {}  # open tasks by client, in posting order
         self._busy: dict[int, Task] = {}  # leases, by client
-        self._ready: list[tuple[int, Task]] = []  # a heap in posting order, which is cohort order
+        self._queues: dict[Link, _Queue] = {}
+        self._num_busy_links = 0
+        self._turns: list[tuple[int, int, Link]] = []  # a heap: whose first ready task was posted first
         self._num_posted = 0
+        self._num_turns = 0
         self._ended: dict[str, None] = {}  # recently accepted: a second submission is a duplicate, not late
-        self._finished: Idle | None = None
+        self._finished: Finished | None = None
         self._ending = False
         self.durable = 0  # durable points so far
         self._log = log.get("mailbox")
@@ -172,10 +139,10 @@ class Mailbox:
         self._ending = True
 
     def finish(self, reason: str) -> None:
-        """Answers every poll from now on with the end of the run."""
-        self._finished = Idle(finished=True, reason=reason, durable=self.durable)
-        for session in self._roster:
-            self._wake(session, self._finished)
+        """Tells every client, from now on, that the run is over."""
+        self._finished = Finished(reason, self.durable)
+        for link in list(self._queues):
+            link.send_finished(self._finished)
 
     @property
     def num_out(self) -> int:
@@ -189,77 +156,97 @@ class Mailbox:
 
     # The clients' side
 
-    async def next(self, session: Session) -> Delivery | Cancel | Idle:
-        """Parks a client's poll until there is something for it."""
+    def attach(self, sessions: Iterable[Session], link: Link) -> None:
+        """Notes that a stream has opened, or serves more sessions; their tasks can be sent."""
+        self._queues.setdefault(link, _Queue())
         if self._finished:
-            return self._finished
-        self._wake(session, Idle(durable=self.durable))  # a newer poll replaces an older one
-        parked: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        session.parked = parked
-        self._send_notice(session)
-        self._queue_next(session.client)
+            link.send_finished(self._finished)
+        for session in sessions:
+            self._queue_next(session.client)
         self._lease_ready()
-        try:
-            await asyncio.wait({parked}, timeout=self._limits.poll_s)
-        except asyncio.CancelledError:
-            self._unpark(session, parked)
-            self._take_back(session, parked)
-            raise
-        self._unpark(session, parked)
-        replaced = self._roster.get(session.client) is not session  # then the task already waits for the new session
-        if parked.done() and not (replaced and isinstance(parked.result(), Delivery)):
-            got: Delivery | Cancel | Idle = parked.result()
-            return got
-        return Idle(durable=self.durable)
 
-    def _take_back(self, session: Session, parked: asyncio.Future[Any]) -> None:
-        """Keeps what a broken poll was to deliver, for the next poll."""
-        got = parked.result() if parked.done() and self._roster.get(session.client) is session else None
-        if isinstance(got, Delivery):
-            self.return_to_queue(got)
-        elif isinstance(got, Cancel):
-            session.notices.insert(0, got)
-            self._send_notice(session)
+    def detach(self, link: Link) -> None:
+        """Notes that a stream has ended; its leases stay until their clients join again or are lost."""
+        queue = self._queues.pop(link, None)
+        for _, task in queue.ready if queue else ():
+            if task.queued is link:
+                task.queued = None
+        if queue and queue.num_leased:
+            self._num_busy_links -= 1
+        self._lease_ready()
 
-    def _unpark(self, session: Session, parked: asyncio.Future[Any]) -> None:
-        session.last_seen = time.monotonic()
-        if session.parked is parked:
-            session.parked = None
-
-    def _wake(self, session: Session, what: Any) -> bool:
-        if session.parked is None or session.parked.done():
-            return False
-        session.parked.set_result(what)
-        session.parked = None
-        session.last_seen = time.monotonic()
-        return True
-
-    def _send_notice(self, session: Session) -> None:
-        if session.notices and self._wake(session, session.notices[0]):
-            session.notices.pop(0)
-
-    def _is_ready(self, task: Task) -> bool:
-        """Whether a task's client could get it now."""
+    def _is_ready(self, task: Task, link: Link) -> bool:
+        """Whether a task could be leased to this stream, if it has room."""
         session = self._roster.get(task.client)
-        parked = session is not None and session.parked is not None and not session.parked.done()
-        return parked and task.client not in self._busy and self._open.get(task.task_id) is task
+        linked = session is not None and session.link is link
+        return linked and task.client not in self._busy and self._open.get(task.task_id) is task
 
     def _queue_next(self, client: int) -> None:
         """Queues a client's first open task if it is ready; called whenever that may have become so."""
         task = next(iter(self._of_client.get(client, {}).values()), None)
-        if task and not task.queued and self._is_ready(task):
-            task.queued = True
-            heapq.heappush(self._ready, (task.number, task))
+        session = self._roster.get(client)
+        link = session.link if session else None
+        if task and link and link in self._queues and task.queued is not link and self._is_ready(task, link):
+            task.queued = link  # an entry in the queue of a stream that it had before is dropped there
+            heapq.heappush(self._queues[link].ready, (task.number, task))
+            self._offer(link)
+
+    def _offer(self, link: Link) -> None:
+        """Gives a stream a turn if it has a ready task and room for it."""
+        queue = self._queues.get(link)
+        depth = _DEPTH if link.num_sessions > 1 else 1
+        if queue and queue.ready and queue.num_leased < depth:
+            self._num_turns += 1
+            heapq.heappush(self._turns, (queue.ready[0][0], self._num_turns, link))
 
     def _lease_ready(self) -> None:
-        """Leases ready tasks in posting order, as far as `parallel` permits."""
-        while self._ready and not (self._parallel and len(self._busy) >= self._parallel):
-            _, task = heapq.heappop(self._ready)
-            task.queued = False
-            session = self._roster.get(task.client)
-            if session and self._is_ready(task) and self._wake(session, Delivery(task, task.attempt)):
-                task.leased = True
-                self._busy[task.client] = task
+        """Leases ready tasks in posting order, as far as `parallel` and the streams' room permit."""
+        while self._turns:
+            number, _, link = self._turns[0]
+            queue = self._queues.get(link)
+            if not queue or not queue.ready or queue.ready[0][0] != number:
+                heapq.heappop(self._turns)  # a later turn has taken its task, or the stream is gone
+                continue
+            if not queue.num_leased and self._parallel and self._num_busy_links >= self._parallel:
+                return
+            heapq.heappop(self._turns)
+            if queue.num_leased >= (_DEPTH if link.num_sessions > 1 else 1):
+                continue  # it gets a turn when a lease ends
+            _, task = heapq.heappop(queue.ready)
+            if task.queued is link:
+                task.queued = None
+            if self._is_ready(task, link):
+                self._lease(task, link, queue)
+            self._offer(link)
+
+    def _lease(self, task: Task, link: Link, queue: _Queue) -> None:
+        task.leased, task.link = True, link
+        self._busy[task.client] = task
+        queue.num_leased += 1
+        if queue.num_leased == 1:
+            self._num_busy_links += 1
+        link.send_task(Delivery(task, task.attempt))
+
+    def _unlease(self, task: Task) -> None:
+        """Ends a lease; the next task of the same stream has its whole time from now on."""
+        if self._busy.get(task.client) is not task:
+            return
+        del self._busy[task.client]
+        link, task.link = task.link, None
+        queue = self._queues.get(link) if link else None
+        if link is None or queue is None:
+            return
+        queue.num_leased -= 1
+        if not queue.num_leased:
+            self._num_busy_links -= 1
+        else:
+            for other in self._find_leases(link):
+                if other.delivered_at is not None:
+                    other.delivered_at = time.monotonic()
+        self._offer(link)
+
+    def _find_leases(self, link: Link) -> list[Task]:
+        return [task for task in self._busy.values() if task.link is link]
 
     def _remove(self, task: Task) -> None:
         """Removes a task that has ended, or is about to."""
@@ -279,8 +266,7 @@ class Mailbox:
         task = delivery.task
         if not delivery.current:
             return
-        if self._busy.get(task.client) is task:
-            del self._busy[task.client]
+        self._unlease(task)
         task.leased, task.delivered_at = False, None
         task.attempt += 1
         self._queue_next(task.client)
@@ -289,7 +275,7 @@ class Mailbox:
     def fail_question(self, task: Task, error: Exception) -> None:
         """Ends a task whose question cannot be encoded: the method's mistake, which its `ask` raises."""
         self._remove(task)
-        self._busy.pop(task.client, None)
+        self._unlease(task)
         if not task.done:
             task.outcome.set_exception(error)
         self._queue_next(task.client)
@@ -305,6 +291,8 @@ class Mailbox:
 
     def accept_reply(self, task: Task, reply: Spooled) -> None:
         """Ends a task with its spooled reply."""
+        if task.link in self._queues:
+            self._queues[task.link].num_missed = 0
         self._ended[task.task_id] = None
         while len(self._ended) > 10_000:
             del self._ended[next(iter(self._ended))]
@@ -317,11 +305,10 @@ class Mailbox:
     def _end(self, task: Task, outcome: Spooled | Missing, *, cancel: bool = False) -> None:
         self._remove(task)
         if self._busy.get(task.client) is task:
-            del self._busy[task.client]
+            self._unlease(task)
             session = self._roster.get(task.client)
-            if cancel and session and isinstance(outcome, Missing):
-                session.notices.append(Cancel(task_id=task.task_id, reason=outcome.reason))
-                self._send_notice(session)
+            if cancel and session and session.link and isinstance(outcome, Missing):
+                session.link.send_cancel(session, Cancel(task.task_id, outcome.reason))
         if not task.done:
             task.outcome.set_result(outcome)
         self._queue_next(task.client)
@@ -331,8 +318,6 @@ class Mailbox:
 
     def replace_session(self, old: Session) -> None:
         """Moves what a closed session held to the client's next session."""
-        if old.parked and not old.parked.done():
-            old.parked.set_result(Idle(durable=self.durable))
         task = self._busy.get(old.client)
         if task:
             self.return_to_queue(Delivery(task, task.attempt))
@@ -344,14 +329,29 @@ class Mailbox:
             self._roster.close(session)
             self.replace_session(session)
         now = time.monotonic()
-        for task in list(self._busy.values()):
+        first = {task.link: task for task in reversed(self._busy.values())}  # the others' time has not begun
+        for task in list(first.values()):
             waited = now - task.delivered_at if task.delivered_at is not None else 0.0
             # An upload gets as long again, but a drip of bytes must not hold up a round forever.
             if waited > self._limits.deadline_s * (2 if task.receiving else 1):
-                reason = f"no answer within {self._limits.deadline_s:g} s"
-                self._end(task, Missing(reason, hung=True), cancel=True)
+                self._miss(task)
         absent_s = self._limits.absent_s
         for client in [c for c in self._of_client if self._roster.measure_absence(c) > absent_s]:
             for task in list(self._of_client[client].values()):
                 if not task.leased:
                     self._end(task, Missing(f"not connected for {absent_s:g} s"))
+
+    def _miss(self, task: Task) -> None:
+        """Ends a task whose time is up; a process that misses two deadlines in a row gets no third for its others."""
+        reason = f"no answer within {self._limits.deadline_s:g} s"
+        link = task.link
+        self._end(task, Missing(reason, hung=True), cancel=True)
+        queue = self._queues.get(link) if link else None
+        if queue is None:
+            return
+        queue.num_missed += 1
+        if queue.num_missed < _MAX_MISSED:
+            return
+        for session in self._roster:
+            for other in list(self._of_client.get(session.client, {}).values()) if session.link is link else ():
+                self._end(other, Missing(f"its process gave {reason}", hung=True), cancel=True)

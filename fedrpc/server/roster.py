@@ -1,16 +1,20 @@
-"""The sessions of connected clients: one for each client id, alive while a poll is parked or a transfer moves."""
+"""The sessions of clients: one for each client id, alive while its stream is open and for a short time after."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from fedrpc.errors import Refused
-from fedrpc.wire.envelope import Cancel
+from fedrpc.errors import Refused, WireError
+from fedrpc.wire.envelope import Cancel, Finished
+
+if TYPE_CHECKING:
+    from fedrpc.server.mailbox import Delivery
 
 
 class IdTaken(Refused):
@@ -25,21 +29,45 @@ class UnknownSession(Refused):
     """A session that this server did not open or has closed; the client must join again."""
 
 
-@dataclass
-class Session:
-    """A connected client."""
+class Link(Protocol):
+    """The open stream of one process, as the mailbox sees it; each call only queues what is to be sent."""
 
-    token: str
+    @property
+    def num_sessions(self) -> int:
+        """How many clients' sessions the stream serves."""
+
+    def send_task(self, delivery: Delivery) -> None:
+        """Sends a task."""
+
+    def send_cancel(self, session: Session, cancel: Cancel) -> None:
+        """Tells a client that nobody waits for an answer any more."""
+
+    def drop_session(self, session: Session) -> None:
+        """Gives up a session that the client has opened anew."""
+
+    def send_finished(self, finished: Finished) -> None:
+        """Tells all clients of the stream that the run is over."""
+
+
+@dataclass(eq=False)
+class Session:
+    """A client that has joined.
+
+    Args:
+        number: Names the session in frames.
+        last_seen: When its stream was last open, or when it joined.
+        link: Its open stream.
+    """
+
+    number: int
     client: int
     instance: str
     last_seen: float
-    parked: asyncio.Future[Any] | None = None
-    streams: int = 0  # transfers under way, in either direction
-    notices: list[Cancel] = field(default_factory=list)  # for the next poll
+    link: Link | None = None
 
     def is_alive(self, now: float, grace_s: float) -> bool:
-        """Whether the client polls, transfers, or did so within the last `grace_s` seconds."""
-        return self.parked is not None or self.streams > 0 or now - self.last_seen <= grace_s
+        """Whether the client has a stream, or had one within the last `grace_s` seconds."""
+        return self.link is not None or now - self.last_seen <= grace_s
 
 
 class Roster:
@@ -47,39 +75,72 @@ class Roster:
 
     Args:
         num_clients: Ids run from 0 to this, exclusive.
-        grace_s: How long a session lives without a poll or a transfer.
+        grace_s: How long a session lives without a stream.
     """
 
     def __init__(self, num_clients: int, grace_s: float) -> None:
         self._num_clients, self._grace_s = num_clients, grace_s
         self._by_client: dict[int, Session] = {}
-        self._by_token: dict[str, Session] = {}
+        self._joined: dict[bytes, list[Session]] = {}  # by token, until a stream takes them
+        self._without_link: dict[Session, None] = {}
         self._gone_since: dict[int, float] = {}
+        self._joins: Counter[int] = Counter()
         self._opened = time.monotonic()
+        self._num_opened = 0
         self._changed = asyncio.Event()
 
-    def join(self, client: int, instance: str) -> tuple[Session, Session | None]:
-        """Opens a session; returns it and the one that it replaces. Raises OutOfRange or IdTaken."""
-        now = time.monotonic()
-        if client >= self._num_clients:
-            raise OutOfRange(f"client id {client} is out of range: the run has 0 to {self._num_clients - 1}")
-        old = self._by_client.get(client)
-        if old and old.instance != instance and old.is_alive(now, self._grace_s):
-            raise IdTaken(f"client id {client} is used by another live client; stop that one or choose another id")
-        if old:
-            self.close(old)
-        session = Session(secrets.token_hex(16), client, instance, now)
-        self._by_client[client] = self._by_token[session.token] = session
-        self._changed.set()
-        return session, old
+    def join(self, members: Sequence[tuple[int, str]]) -> tuple[bytes, list[Session], list[Session]]:
+        """Opens a session for each (client id, instance), or for none.
 
-    def find(self, token: str) -> Session:
-        """Finds the session of a token; raises UnknownSession."""
-        session = self._by_token.get(token)
-        if session is None:
-            raise UnknownSession("unknown session; join again")
-        session.last_seen = time.monotonic()
+        Returns:
+            The token with which a stream takes these sessions, the sessions, and those that they replace.
+
+        Raises:
+            OutOfRange: The run has no such client.
+            IdTaken: Another live process runs this client.
+        """
+        now = time.monotonic()
+        if len(dict(members)) < len(members):
+            raise WireError("a Join names a client twice")
+        for client, instance in members:
+            if client >= self._num_clients:
+                raise OutOfRange(f"client id {client} is out of range: the run has 0 to {self._num_clients - 1}")
+            old = self._by_client.get(client)
+            if old and old.instance != instance and old.is_alive(now, self._grace_s):
+                raise IdTaken(f"client id {client} is used by another live client; stop that one or choose another id")
+        replaced = [self._by_client[client] for client, _ in members if client in self._by_client]
+        for old in replaced:
+            self.close(old)
+            old.link = None  # what its stream still says for it is refused
+        sessions = [self._open(client, instance, now) for client, instance in members]
+        token = secrets.token_bytes(16)
+        self._joined[token] = sessions
+        self._changed.set()
+        return token, sessions, replaced
+
+    def _open(self, client: int, instance: str, now: float) -> Session:
+        self._num_opened += 1
+        self._joins[client] += 1
+        session = Session(self._num_opened, client, instance, now)
+        self._by_client[client] = session
+        self._without_link[session] = None
         return session
+
+    def attach(self, token: bytes, link: Link) -> list[Session]:
+        """Gives the sessions of a Join to a stream; returns those that are still open. Raises UnknownSession."""
+        if token not in self._joined:
+            raise UnknownSession("unknown token; join again")
+        sessions = [session for session in self._joined.pop(token) if self.get(session.client) is session]
+        for session in sessions:
+            session.link = link
+            self._without_link.pop(session, None)
+        return sessions
+
+    def detach(self, session: Session) -> None:
+        """Notes that a session's stream has ended."""
+        session.link, session.last_seen = None, time.monotonic()
+        if self.get(session.client) is session:
+            self._without_link[session] = None
 
     def get(self, client: int) -> Session | None:
         """Returns a client's open session, or None."""
@@ -87,21 +148,32 @@ class Roster:
 
     def close(self, session: Session) -> None:
         """Ends a session."""
-        self._by_token.pop(session.token, None)
+        self._without_link.pop(session, None)
         if self._by_client.get(session.client) is session:
             del self._by_client[session.client]
             self._gone_since[session.client] = time.monotonic()
 
     def find_lost(self) -> list[Session]:
-        """Lists the sessions that are no longer alive."""
+        """Lists the sessions that are no longer alive; forgets tokens that nobody used."""
         now = time.monotonic()
-        return [s for s in self if not s.is_alive(now, self._grace_s)]
+        for token in [t for t, sessions in self._joined.items() if now - sessions[0].last_seen > self._grace_s]:
+            del self._joined[token]
+        return [session for session in self._without_link if not session.is_alive(now, self._grace_s)]
 
     def measure_absence(self, client: int) -> float:
         """Returns the seconds since a client left (not since a task: many tasks for a dead client wait only once)."""
         if client in self._by_client:
             return 0.0
         return time.monotonic() - self._gone_since.get(client, self._opened)
+
+    def has_rejoined(self, client: int) -> bool:
+        """Whether a client has joined more than once."""
+        return self._joins[client] > 1
+
+    @property
+    def all_linked(self) -> bool:
+        """Whether every session has its stream."""
+        return not self._without_link
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._by_client.values()))

@@ -35,7 +35,8 @@ from fedrpc.methods.runtime import Aggregate
 from fedrpc.problem import Problem
 from fedrpc.process import keeping_freed_memory
 from fedrpc.seeds import derive
-from fedrpc.server.mailbox import Mailbox, Missing, Question, Task
+from fedrpc.server.mailbox import Mailbox, Missing, Task
+from fedrpc.server.question import Question
 from fedrpc.server.spool import Spool, Spooled, read_reply
 from fedrpc.training.loop import compute_learning_rate
 from fedrpc.wire.codec import check_finite, decode_parts, read_layout

@@ -195,7 +195,7 @@ async def _run_server(
         await grpc_server.start(servicer)
         log.get("server").info("listening", address=grpc_server.address)
         progress("listening", {"address": grpc_server.address})
-        result = load_finished(out, config) or await _run_watched(coordinator, mailbox, meter)
+        result = load_finished(out, config) or await _run_watched(coordinator, mailbox, meter, servicer)
         coordinator.round = config.rounds
         mailbox.finish("the run is complete")
         await _wait_for_farewells(roster)
@@ -208,6 +208,7 @@ async def _run_server(
             await asyncio.Event().wait()
         return result
     finally:
+        servicer.end()
         await grpc_server.stop(0.5)
 
 
@@ -216,11 +217,11 @@ def _notify(listeners: Iterable[Progress], name: str, values: dict[str, Any]) ->
         listener(name, values)
 
 
-async def _run_watched(coordinator: Coordinator, mailbox: Mailbox, meter: Meter) -> dict[str, Any]:
+async def _run_watched(coordinator: Coordinator, mailbox: Mailbox, meter: Meter, servicer: Servicer) -> dict[str, Any]:
     """Runs the coordinator and the reaper side by side: when one fails, so does the other."""
     try:
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(_watch(mailbox, meter))
+            watching = group.create_task(_watch(mailbox, meter, servicer))
             try:
                 result = await coordinator.run()
             except asyncio.CancelledError:
@@ -232,18 +233,19 @@ async def _run_watched(coordinator: Coordinator, mailbox: Mailbox, meter: Meter)
         raise failed.exceptions[0] from None
 
 
-async def _watch(mailbox: Mailbox, meter: Meter) -> None:
+async def _watch(mailbox: Mailbox, meter: Meter, servicer: Servicer) -> None:
     for tick in range(10**12):
         await asyncio.sleep(0.2)
+        servicer.check_idle()
         mailbox.reap()
         if tick % 5 == 0:
             meter.read()
 
 
 async def _wait_for_farewells(roster: Roster) -> None:
-    """Waits, a few seconds at most, until every client has received the end of the run, which closes its session."""
+    """Waits, a few seconds at most, until every stream has been told of the end, which closes its sessions."""
     for _ in range(int(_FAREWELL_S / 0.05)):
-        if not any(session.parked for session in roster):
+        if not any(session.link for session in roster):
             break
         await asyncio.sleep(0.05)
     await asyncio.sleep(0.1)

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from fedrpc.errors import WireError
 from fedrpc.wire.envelope import Envelope
-from fedrpc.wire.frames import check_crcs, parse_file, read_file
+from fedrpc.wire.frames import check_digest, parse_file, read_file
 
 _SMALL = "small.log"
 
@@ -119,7 +119,7 @@ class Spool:
         try:
             envelope, views = read_reply(found)
             if envelope.question == question:
-                check_crcs(envelope, views)
+                check_digest(envelope, views)
                 return found
         except WireError:
             pass  # torn by a power cut: the client still has its answer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 from fedrpc.errors import Diverged, WireError
 from fedrpc.wire.kinds import DTYPE_NUMBERS, DTYPES, Kind
 from fedrpc.wire.message import FlatPart, Tensors, fields, flatten, unflatten
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 assert sys.byteorder == "little", "the wire is little-endian and buffers travel as they lie in memory"
 
@@ -70,14 +69,9 @@ def _encode_part(flat: FlatPart) -> tuple[pb.Part, tuple[memoryview, ...]]:
     if flat.kind is None:
         raise WireError(f"part '{flat.name}' has no kind; declare it as `= part(Kind....)`")
     views = tuple(_view_bytes(tensor) for tensor in _sort_by_width(list(flat.tensors.values())) if tensor.numel())
-    crc = 0
-    for view in views:
-        crc = zlib.crc32(view, crc)
     specs = [_build_spec(path, tensor) for path, tensor in flat.tensors.items()]
     size = sum(view.nbytes for view in views)
-    header = pb.Part(
-        name=flat.name, kind=pb.Kind.ValueType(flat.kind), codec=pb.CODEC_RAW, size=size, crc32=crc, tensors=specs
-    )
+    header = pb.Part(name=flat.name, kind=pb.Kind.ValueType(flat.kind), codec=pb.CODEC_RAW, size=size, tensors=specs)
     return header, views
 
 

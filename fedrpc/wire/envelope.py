@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,15 @@ class Cancel:
 
 
 @dataclass(frozen=True)
-class Idle:
-    """There is nothing to do: poll again after `retry_ms`, unless the run is finished."""
+class Finished:
+    """The run is over."""
 
-    finished: bool = False
-    reason: str = ""
+    reason: str
     durable: int = 0
-    retry_ms: int = 0
 
 
 def read_envelope(message: pb.Envelope) -> Envelope:
-    """The plain form of an envelope; chunks and privacy rows that came inside it are not part of it."""
+    """The plain form of an envelope."""
     return Envelope(
         message.task_id,
         message.round,
@@ -62,17 +60,20 @@ def read_envelope(message: pb.Envelope) -> Envelope:
     )
 
 
-def build_envelope(envelope: Envelope, *, session: str = "", attempt: int = 0) -> pb.Envelope:
-    """The protobuf form, for one transfer within a session."""
+def build_envelope(envelope: Envelope, *, attempt: int = 0, with_parts: bool = True) -> pb.Envelope:
+    """The protobuf form, for one transfer.
+
+    Args:
+        with_parts: Whether headers and digest are in it; a frame has them serialised already.
+    """
     return pb.Envelope(
-        session=session,
         task_id=envelope.task_id,
         round=envelope.round,
         phase=envelope.phase,
         step=envelope.step,
         attempt=attempt,
-        parts=envelope.parts,
-        digest=envelope.digest,
+        parts=envelope.parts if with_parts else (),
+        digest=envelope.digest if with_parts else b"",
         question=envelope.question,
         durable=envelope.durable,
         epoch=envelope.epoch,

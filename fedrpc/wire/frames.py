@@ -6,8 +6,8 @@ import hashlib
 import io
 import mmap
 import re
-import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -17,18 +17,22 @@ from fedrpc.errors import WireError
 from fedrpc.files import open_replacement
 from fedrpc.wire.codec import Payload, check_header
 from fedrpc.wire.envelope import Envelope, build_envelope, read_envelope
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 M = TypeVar("M", bound=Message)
+Inline = tuple[Kind, int, int]
 
 CHUNK_BYTES = 1 << 20  # the fewest CPU seconds per gigabyte; see protos/README.md
-SMALL_BYTES = 32 << 10  # a message up to this travels inside its envelope: another frame costs more than its bytes
+SMALL_BYTES = (
+    256 << 10
+)  # a message up to this travels in the frame of its envelope: more frames cost more than its bytes
 GRPC_PREFIX_BYTES = 5  # gRPC's header of each message
 SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
 SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()  # equal digests can communicate
 _ALIGN = 64
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}", re.ASCII)
-_MAGIC = b"fedrpc1\n"
+_MAGIC = b"fedrpc2\n"
 
 
 def parse(cls: type[M], data: bytes) -> M:
@@ -51,6 +55,56 @@ def count_message_bytes(serialised_size: int) -> int:
     return serialised_size + GRPC_PREFIX_BYTES
 
 
+@dataclass(frozen=True)
+class Body:
+    """What a message has in common for all who get it, serialised once.
+
+    Args:
+        headers: The end of the envelope: the headers of the parts, and the digest.
+        chunks: All chunks of a small message; empty when chunks have frames of their own.
+        inline: For each of these chunks its kind, its bytes in the frame and its tensor bytes.
+    """
+
+    headers: bytes
+    chunks: bytes
+    inline: tuple[Inline, ...]
+
+
+def fits_frame(payload: Payload) -> bool:
+    """Whether a payload is small enough to travel with its envelope; a larger one is sent as frames of chunks."""
+    return payload.size_bytes <= SMALL_BYTES
+
+
+def serialise_body(payload: Payload) -> Body:
+    """Serialises what does not depend on the task."""
+    headers = pb.Envelope(parts=payload.parts, digest=payload.digest).SerializeToString()
+    pieces: list[bytes | memoryview] = []
+    inline: list[Inline] = []
+    for index, views in enumerate(payload.buffers if fits_frame(payload) else ()):
+        if size := sum(view.nbytes for view in views):
+            prefix = _encode_chunk_prefix(index, size)
+            pieces += [prefix, *views]
+            inline.append((Kind(payload.parts[index].kind), len(prefix) + size, size))
+    return Body(headers, b"".join(pieces), tuple(inline))
+
+
+EMPTY_BODY = Body(b"", b"", ())
+
+
+def serialise_frame(session: int, envelope: pb.Envelope, body: Body, others: bytes = b"") -> bytes:
+    """Serialises the first frame of a message.
+
+    Written without the library, which would serialise a broadcast for each client again; a test compares the two.
+
+    Args:
+        envelope: Without parts and digest, which `body` has.
+        others: Further fields of the frame, serialised.
+    """
+    head = envelope.SerializeToString()
+    size = _encode_varint(len(head) + len(body.headers))
+    return b"".join((b"\x0d", session.to_bytes(4, "little"), b"\x12", size, head, body.headers, body.chunks, others))
+
+
 def serialise_chunks(payload: Payload) -> Iterator[tuple[int, int, bytes]]:
     """Yields the serialised chunk frames of a payload, as (part index, tensor bytes, frame)."""
     for index, views in enumerate(payload.buffers):
@@ -58,16 +112,20 @@ def serialise_chunks(payload: Payload) -> Iterator[tuple[int, int, bytes]]:
             yield index, size, b"".join([_encode_chunk_prefix(index, size), *pieces])
 
 
-def fits_envelope(payload: Payload) -> bool:
-    """Whether a payload is small enough to travel inside its envelope; a larger one is sent as chunk frames."""
-    return payload.size_bytes <= SMALL_BYTES
-
-
-def build_inline_chunks(payload: Payload) -> list[pb.Chunk]:
-    """Builds the chunks that travel inside the envelope: all of a small payload, none of a larger one."""
-    if not fits_envelope(payload):
-        return []
-    return [pb.Chunk(part=index, data=b"".join(views)) for index, views in enumerate(payload.buffers) if views]
+def read_chunk(data: bytes) -> tuple[int, memoryview] | None:
+    """Reads a frame that has one chunk and nothing else, without copying; None for any other frame."""
+    if data[:1] != b"\x1a":
+        return None
+    length, at = _decode_varint(data, 1)
+    if at + length != len(data):
+        return None
+    index = 0
+    if data[at : at + 1] == b"\x08":
+        index, at = _decode_varint(data, at + 1)
+    if data[at : at + 1] != b"\x12" or index >> 32:  # the library keeps 32 bits of a part's number
+        return None
+    length, at = _decode_varint(data, at + 1)
+    return (index, memoryview(data)[at:]) if at + length == len(data) else None
 
 
 def count_field_bytes(message: Message) -> int:
@@ -96,7 +154,7 @@ def _cut_into_chunks(views: Sequence[memoryview]) -> Iterator[tuple[list[memoryv
 def _encode_chunk_prefix(part: int, size: int) -> bytes:
     # Written without the library, which would copy the data three times instead of once; a test compares the two.
     inner = (b"\x08" + _encode_varint(part) if part else b"") + (b"\x12" + _encode_varint(size) if size else b"")
-    return b"\x12" + _encode_varint(len(inner) + size) + inner
+    return b"\x1a" + _encode_varint(len(inner) + size) + inner
 
 
 def _encode_varint(value: int) -> bytes:
@@ -108,8 +166,20 @@ def _encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
+def _decode_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Decodes a number of at most 9 bytes; returns it and the place after it, beyond the end when it is cut off."""
+    value = 0
+    for shift in range(0, 63, 7):
+        byte = data[at] if at < len(data) else 0
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    return value, len(data) + 1
+
+
 class Assembler:
-    """Assembles the chunks of one message in order and checks sizes, CRCs and the digest.
+    """Assembles the chunks of one message in order and checks sizes and the digest.
 
     Args:
         envelope: The first frame, with the headers of the parts.
@@ -127,29 +197,26 @@ class Assembler:
         self._file = file
         self._buffers = [bytearray(part.size) for part in envelope.parts] if file is None else []
         self._hasher = hashlib.sha256()
-        self._part, self._filled, self._crc = -1, 0, 0
+        self._part, self._filled = -1, 0
         self._open_next()
 
     def _open_next(self) -> None:
         """Closes the current part if it is full and opens the next one that has bytes."""
         parts = self.envelope.parts
         while self._part < len(parts) and (self._part < 0 or self._filled == parts[self._part].size):
-            if self._part >= 0 and self._crc != parts[self._part].crc32:
-                raise WireError(f"part '{parts[self._part].name}' has a wrong CRC: it was corrupted in transit")
-            self._part, self._filled, self._crc = self._part + 1, 0, 0
+            self._part, self._filled = self._part + 1, 0
             if self._part < len(parts):
                 self._hasher.update(parts[self._part].SerializeToString(deterministic=True))
                 if self._file is not None:
                     _pad(self._file)
 
-    def add(self, chunk: pb.Chunk) -> None:
-        """Adds the next chunk."""
-        parts, data = self.envelope.parts, chunk.data
-        if self._part >= len(parts) or chunk.part != self._part:
-            raise WireError(f"got a chunk of part {chunk.part}, expected part {self._part} of {len(parts)}")
+    def add(self, part: int, data: bytes | memoryview) -> None:
+        """Adds the next chunk, which is of the part with this index."""
+        parts = self.envelope.parts
+        if self._part >= len(parts) or part != self._part:
+            raise WireError(f"got a chunk of part {part}, expected part {self._part} of {len(parts)}")
         if not data or self._filled + len(data) > parts[self._part].size:
             raise WireError(f"part '{parts[self._part].name}' got more bytes than its {parts[self._part].size}")
-        self._crc = zlib.crc32(data, self._crc)
         self._hasher.update(data)
         if self._file is None:
             self._buffers[self._part][self._filled : self._filled + len(data)] = data
@@ -230,11 +297,14 @@ def parse_file(data: memoryview, name: str) -> tuple[Envelope, list[memoryview]]
     return envelope, views
 
 
-def check_crcs(envelope: Envelope, views: Sequence[memoryview]) -> None:
-    """Raises WireError unless a file's bytes match their CRCs (a power cut can leave holes)."""
+def check_digest(envelope: Envelope, views: Sequence[memoryview]) -> None:
+    """Raises WireError unless a file's bytes are those of its digest (a power cut can leave holes)."""
+    hasher = hashlib.sha256()
     for part, view in zip(envelope.parts, views, strict=True):
-        if zlib.crc32(view) != part.crc32:
-            raise WireError(f"part '{part.name}' has a wrong CRC: the stored bytes changed")
+        hasher.update(part.SerializeToString(deterministic=True))
+        hasher.update(view)
+    if hasher.digest() != envelope.digest:
+        raise WireError("the stored bytes of a message changed: its SHA-256 does not match")
 
 
 def load_payload(kept: Path | bytes) -> tuple[Envelope, Payload]:

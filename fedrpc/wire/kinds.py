@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 Direction = Literal["down", "up"]
 DIRECTIONS: tuple[Direction, Direction] = ("down", "up")

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedrpc.files import write_atomically
-from fedrpc.wire.frames import count_field_bytes, count_message_bytes
+from fedrpc.wire.frames import Inline, count_field_bytes, count_message_bytes
 from fedrpc.wire.kinds import DIRECTIONS, Direction, Kind
 from fedrpc.wire.message import part
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 
-SESSION = "session"  # joins, polls, ledger exchange and privacy rows
+SESSION = "session"  # joins, receipts, heartbeats, ledger exchange and privacy rows
 EVALUATE = "evaluate"  # the coordinator's own question to clients
 _OUTSIDE = frozenset({SESSION, EVALUATE})
+_SESSION_FIELDS = frozenset({"privacy", "receipt", "grant", "cancel", "attach", "heartbeat", "finished"})
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -41,6 +42,11 @@ class Sums:
     tensor_bytes: int = 0
     message_bytes: int = 0
     messages: int = 0
+
+    def is_less_than(self, other: Sums) -> bool:
+        """Whether some of these are smaller than another row's, and none is larger."""
+        mine, theirs = vars(self).values(), vars(other).values()
+        return self != other and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
     def add(self, other: Sums) -> None:
         """Adds another row's sums to these."""
@@ -67,19 +73,22 @@ class Attempt:
         """Counts one message of `serialised_bytes`."""
         self._get_sums(kind).add(Sums(tensor_bytes, count_message_bytes(serialised_bytes), 1))
 
-    def add_envelope(self, envelope: pb.Envelope, serialised_bytes: int) -> Rows:
-        """Counts a first frame; the chunks inside it count under their own kinds.
+    def add_first(self, serialised_bytes: int, inline: Iterable[Inline], other_bytes: int = 0) -> Rows:
+        """Counts the first frame of a message.
+
+        Args:
+            inline: The chunks in it, which count under their own kinds.
+            other_bytes: The bytes of the fields in it that belong to the session.
 
         Returns:
-            The rows for what is inside it and belongs to the session: privacy rows.
+            The session's rows.
         """
         session = Attempt(self.round, SESSION, self.direction, self.client)
-        own = count_message_bytes(serialised_bytes)
-        for chunk in envelope.chunks:
-            kind, tensor_bytes = classify_chunk(chunk, envelope)
-            own -= self._add_inline(kind, count_field_bytes(chunk), tensor_bytes)
-        if envelope.HasField("privacy"):
-            own -= session._add_inline(Kind.ENVELOPE, count_field_bytes(envelope.privacy), 0)
+        own = count_message_bytes(serialised_bytes) - other_bytes
+        for kind, size, tensor_bytes in inline:
+            own -= self._add_inline(kind, size, tensor_bytes)
+        if other_bytes:
+            session._add_inline(Kind.ENVELOPE, other_bytes, 0)
         self._get_sums(Kind.ENVELOPE).add(Sums(0, own, 1))
         return session.rows
 
@@ -96,19 +105,33 @@ class Attempt:
         return {replace(key, aborted=True): sums for key, sums in self.rows.items()} if aborted else self.rows
 
 
-def classify_frame(frame: pb.Frame, envelope: pb.Envelope | None) -> tuple[Kind, int]:
-    """Returns the kind that a frame is booked under, and its tensor bytes."""
-    if frame.WhichOneof("body") == "chunk" and envelope is not None:
-        return classify_chunk(frame.chunk, envelope)
-    return Kind.ENVELOPE, 0
+def count_session(round_index: int, direction: Direction, client: int, serialised_bytes: int) -> Rows:
+    """The rows of a message that belongs to no task."""
+    attempt = Attempt(round_index, SESSION, direction, client)
+    attempt.add(Kind.ENVELOPE, serialised_bytes)
+    return attempt.rows
 
 
-def classify_chunk(chunk: pb.Chunk, envelope: pb.Envelope) -> tuple[Kind, int]:
+def count_other_fields(frame: pb.Frame) -> int:
+    """Counts the bytes of the fields in a frame that belong to the session and not to its message."""
+    return sum(count_field_bytes(value) for field, value in frame.ListFields() if field.name in _SESSION_FIELDS)
+
+
+def list_inline(frame: pb.Frame) -> list[Inline]:
+    """Lists the chunks that came with an envelope."""
+    found = []
+    for chunk in frame.chunks:
+        kind, tensor_bytes = classify_chunk(chunk.part, len(chunk.data), frame.envelope)
+        found.append((kind, count_field_bytes(chunk), tensor_bytes))
+    return found
+
+
+def classify_chunk(part: int, size: int, envelope: pb.Envelope) -> tuple[Kind, int]:
     """Returns the kind that a chunk is booked under, and its tensor bytes."""
-    if chunk.part < len(envelope.parts):
-        kind = envelope.parts[chunk.part].kind
+    if part < len(envelope.parts):
+        kind = envelope.parts[part].kind
         if kind in Kind._value2member_map_:
-            return Kind(kind), len(chunk.data)
+            return Kind(kind), size
     return Kind.ENVELOPE, 0
 
 
@@ -331,17 +354,22 @@ def group_by_client(rows: Mapping[Key, Sums]) -> dict[int, Rows]:
     return groups
 
 
-def compare(server: Rows, client: Rows) -> dict[str, int]:
+def compare(server: Rows, client: Rows, *, interrupted: bool = False) -> dict[str, int]:
     """Compares both sides' rows of one client's completed attempts; the session is left out.
 
     Rows that only one side has (it saw them aborted, or was killed before it wrote them) are counted, not compared.
+
+    Args:
+        interrupted: The client's stream broke and came back. What was under way then may be complete for the server
+            alone, so a row of several messages of which the client has less counts as the server's alone, too.
     """
     ours, theirs = _select_completed(server), _select_completed(client)
     both = ours.keys() & theirs.keys()
+    short = {key for key in both if interrupted and theirs[key].is_less_than(ours[key])}
     return {
-        "compared": len(both),
-        "differing": sum(ours[key] != theirs[key] for key in both),
-        "only_server": len(ours.keys() - both),
+        "compared": len(both - short),
+        "differing": sum(ours[key] != theirs[key] for key in both - short),
+        "only_server": len(ours.keys() - both) + len(short),
         "only_client": len(theirs.keys() - both),
     }
 

@@ -39,6 +39,11 @@ def together(processes: Iterable[psutil.Process]) -> tuple[int, int]:
     return pss, sum(size.get("Private_Clean", 0) + size.get("Private_Dirty", 0) for size in sizes)
 
 
+def cpu_s(processes: Iterable[psutil.Process]) -> float:
+    """CPU seconds that processes have spent so far, with those of children that have ended."""
+    return sum(sum(process.cpu_times()[:4]) for process in processes)
+
+
 @contextlib.contextmanager
 def sampled(read: Callable[[], int], every_s: float) -> Iterator[list[int]]:
     """Collects a value again and again in the background."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -29,6 +30,7 @@ def _best_ms(work: Callable[[], object]) -> float:
     return 1000 * min(times)
 
 
+@pytest.mark.aside
 def test_adding_and_checking_a_large_update() -> None:
     torch.set_num_threads(1)
     return_freed_memory()  # as a server does: every large temporary is fresh pages

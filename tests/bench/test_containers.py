@@ -34,6 +34,7 @@ LIMITS = ["--ulimit=nofile=4096:4096", "--ulimit=nproc=4096:4096"]
 
 pytestmark = [
     pytest.mark.timeout(1800),
+    pytest.mark.aside,
     pytest.mark.skipif(not shutil.which("podman"), reason="podman is not here"),
     pytest.mark.skipif(not IMAGE, reason="FEDRPC_IMAGE does not name an image; this file says how one is made"),
 ]

@@ -11,7 +11,7 @@ from tests.bench.measures import MIB, sampled, show, timed, together
 from tests.e2e.programs import Programs
 from tests.e2e.rundir import RunDir
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.aside]
 
 NUM_CLIENTS = 100
 MAX_BYTES = 4 << 30

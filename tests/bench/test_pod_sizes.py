@@ -9,20 +9,20 @@ import psutil
 import pytest
 
 from tests.bench.measures import MIB, rollup, sampled, show
+from tests.bench.results import Figures
 from tests.e2e.programs import Gates, Program, Programs, settings, wait_for
 from tests.e2e.rundir import RunDir
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.aside]
 
-A_POD = 20
+PODS = (20, 500)
 PATIENCE_S = 600.0
 IDLE_S = 20.0
 
 
-def pod(programs: Programs, index: int, server: str, state: Path, a_pod: int, clients: int) -> Program:
-    """A client pod as the Job starts it."""
-    words = ("--server", server, "--state-dir", state, "--clients-per-pod", str(a_pod), "--clients", str(clients))
-    return programs.start("fedrpc-client", *words, env={"JOB_COMPLETION_INDEX": str(index)})
+def host(programs: Programs, ids: str, server: str, state: Path) -> Program:
+    """The clients of a pod: the process that `fedrpc-client --clients-per-pod` starts under its parent."""
+    return programs.start("fedrpc-client", "--server", server, "--state-dir", state, "--client-ids", ids)
 
 
 def sizes(program: Program) -> tuple[int, int]:
@@ -36,19 +36,23 @@ def cpu_s(program: Program) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in program.descendants())
 
 
-def test_memory_of_pods_and_cpu_while_they_wait(tmp_path: Path, scripts: Programs, gates: Gates) -> None:
-    """The quickstart's training with a client on its own and a pod of twenty."""
-    clients = 2 * A_POD
+def test_memory_of_pods_and_cpu_while_they_wait(
+    tmp_path: Path, scripts: Programs, gates: Gates, figures: Figures
+) -> None:
+    """The quickstart's training with a client on its own, a pod of twenty and one of five hundred."""
+    few, many = PODS
+    clients = 1 + few + many
     words = settings(
         method="gated", clients=clients, rounds=3, train_size=6000, train__epochs=2, params__gates=str(gates.folder)
     )
     gates.shut("server-0")
     server = scripts.server(tmp_path / "run", *words)
-    single = scripts.client(server.address(), clients - 1, tmp_path / "single")
-    shared = pod(scripts, 0, server.address(), tmp_path / "shared", A_POD, clients)
-    others = pod(scripts, 1, server.address(), tmp_path / "others", A_POD, clients - 1)
+    single = scripts.client(server.address(), 0, tmp_path / "state")
+    ids = {few: f"1-{few}", many: f"{few + 1}-{few + many}"}
+    hosts = {size: host(scripts, ids[size], server.address(), tmp_path / "state") for size in PODS}
     wait_for("all have joined", lambda: gates.pids("server-0"), PATIENCE_S)
-    waiting = {"server": server, "a client on its own": single, f"{A_POD} clients a pod": shared}
+    waiting = {"server": server, "a client on its own": single}
+    waiting |= {f"a pod of {size} clients": program for size, program in hosts.items()}
     time.sleep(5)
     before = {name: cpu_s(program) for name, program in waiting.items()}
     time.sleep(IDLE_S)
@@ -65,8 +69,10 @@ def test_memory_of_pods_and_cpu_while_they_wait(tmp_path: Path, scripts: Program
     with sampled(read, 0.5):
         gates.open("server-0")
         server.wait_for_success(PATIENCE_S)
-    for program in (single, shared, others):
+    for program in (single, *hosts.values()):
         program.wait_for_success(PATIENCE_S)
+    for name, (anonymous, whole) in peaks.items():
+        figures.add(name, anonymous / MIB, with_mapped_files_mib=whole / MIB, idle_cpu_ms_a_second=idle[name] * 1000)
     show(
         f"{clients} clients, fmnist-mini (make bench ARGS='-k pod_sizes')",
         {
@@ -76,12 +82,11 @@ def test_memory_of_pods_and_cpu_while_they_wait(tmp_path: Path, scripts: Program
         },
     )
     assert RunDir(tmp_path / "run").summary["ledger_check"]["clients"] == clients
-    assert peaks["a client on its own"][0] < peaks[f"{A_POD} clients a pod"][0]
 
 
 @pytest.mark.parametrize(("model", "clients", "rounds"), [("auto", 40, 10), ("resnet18", 8, 4)])
 def test_cpu_of_a_server_by_answers_and_bytes(
-    model: str, clients: int, rounds: int, tmp_path: Path, scripts: Programs, gates: Gates
+    model: str, clients: int, rounds: int, tmp_path: Path, scripts: Programs, gates: Gates, figures: Figures
 ) -> None:
     """Echo rounds without evaluation: what is left is delivering, receiving, checking and adding up."""
     last = f"server-{rounds}"
@@ -90,7 +95,7 @@ def test_cpu_of_a_server_by_answers_and_bytes(
         method="echo", model=model, clients=clients, rounds=rounds + 1, eval_every=1000, params__gates=str(gates.folder)
     )
     server = scripts.server(tmp_path / "run", *words)
-    a_pod = pod(scripts, 0, server.address(), tmp_path / "state", clients, clients)
+    a_pod = host(scripts, f"0-{clients - 1}", server.address(), tmp_path / "state")
     wait_for("all have joined", lambda: gates.pids("server-0"), PATIENCE_S)
     process = psutil.Process(server.pid)
     base, started = sum(process.cpu_times()[:2]), process.memory_info().rss
@@ -103,6 +108,10 @@ def test_cpu_of_a_server_by_answers_and_bytes(
     a_pod.wait_for_success(PATIENCE_S)
     sent = sum(RunDir(tmp_path / "run").sums(direction=d)["message_bytes"] for d in ("down", "up"))
     moved = sent * rounds / (rounds + 1)
+    figures.add("ms_an_answer", taken / rounds / clients * 1000)
+    figures.add("s_a_gb", taken / moved * 1e9)
+    figures.add("resident_before_mib", started / MIB)
+    figures.add("resident_peak_mib", max(values) / MIB)
     show(
         f"echo, {model}, {clients} clients, {rounds} rounds (make bench ARGS='-k pod_sizes')",
         {

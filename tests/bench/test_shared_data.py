@@ -38,6 +38,7 @@ def uss_of_clients(dataset: str, out: Path) -> list[int]:
         process.wait(60)
 
 
+@pytest.mark.aside
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(
     not (Path(os.environ.get("FEDRPC_DATA", "/nowhere")) / "cifar10").exists(), reason="FEDRPC_DATA has no cifar10"

@@ -1,35 +1,49 @@
-"""How long `fedrpc run` takes from its start to the first task at a client: wall clock, and CPU of all its processes.
-
-Set FEDRPC_BASELINE to another checkout of fedrpc to measure it too, in turns with this one, and get the ratio.
-"""
+"""How long people wait: for a listing, and from `fedrpc run` to the first task at a client."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
+from statistics import median
 
 import psutil
 import pytest
 
-from tests.bench.measures import describe_machine, show
-from tests.e2e.programs import OUTSIDE, Gates, Programs, environment, settings
+from tests.bench.results import Figures
+from tests.e2e.programs import Gates, Programs, environment, settings
 
-RESULTS = Path(__file__).parent / "results" / "start.json"
-HERE = Path(__file__).resolve().parents[2]
-NUM_CLIENTS, REPEATS = 10, 5
-GOAL_S = 3.0
+pytestmark = pytest.mark.timeout(300)
 
-pytestmark = pytest.mark.timeout(900)
+NUM_CLIENTS = 10
 
 
-def _measure_start(folder: Path, tree: Path) -> dict[str, float]:
-    """Seconds until the first client begins its first task; everybody waits there until the processes are ended."""
+def test_listings(tmp_path: Path, figures: Figures, small: bool) -> None:
+    programs = Programs(tmp_path, os.environ)  # without the tests' own methods, which a listing would have to import
+    taken: dict[str, list[float]] = {"methods": [], "settings": []}
+    for _ in range(2 if small else 12):
+        for what, seconds in taken.items():
+            began = time.monotonic()
+            programs.start("fedrpc", "list", what).wait_for_success()
+            seconds.append(time.monotonic() - began)
+    for what, seconds in taken.items():  # the first one warms the file cache
+        figures.add(what, median(seconds[1:]), best=min(seconds[1:]))
+
+
+def test_first_task(tmp_path: Path, figures: Figures, small: bool) -> None:
+    runs = [measure_start(tmp_path / str(number)) for number in range(2 if small else 6)][1:]
+    wall, cpu = (median(values) for values in zip(*runs, strict=True))
+    figures.add("wall", wall, best=min(runs)[0], CPU_s=cpu)
+
+
+def measure_start(folder: Path) -> tuple[float, float]:
+    """Seconds until the first client begins its first task, and CPU seconds of all processes until then.
+
+    Everybody waits there until the processes are ended.
+    """
     gates = Gates(folder / "gates")
     gates.shut(*(f"client-{client}-0" for client in range(NUM_CLIENTS)))
     env = environment(folder)
-    env["PYTHONPATH"] = os.pathsep.join([str(folder / "outside"), str(OUTSIDE), str(tree)])
     del env["PYTHONDONTWRITEBYTECODE"]  # a program that people start has its bytecode
     programs = Programs(folder, env)
     words = settings(method="gated", clients=NUM_CLIENTS, params__gates=str(gates.folder))
@@ -40,32 +54,8 @@ def _measure_start(folder: Path, tree: Path) -> dict[str, float]:
             assert program.code is None, program.err
             time.sleep(0.005)
         cpu = sum(sum(process.cpu_times()[:2]) for process in program.descendants())
-        return {"wall_s": min(note.stat().st_mtime for note in notes) - started, "cpu_s": cpu}
+        return min(note.stat().st_mtime for note in notes) - started, cpu
     except psutil.NoSuchProcess:
         raise AssertionError(program.err) from None
     finally:
         programs.end()
-
-
-def test_start_to_the_first_task(tmp_path: Path) -> None:
-    trees = {"now": HERE} | ({"before": Path(path)} if (path := os.environ.get("FEDRPC_BASELINE")) else {})
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in trees}
-    for number in range(REPEATS + 1):
-        for name, tree in trees.items():
-            run = _measure_start(tmp_path / f"{name}-{number}", tree)
-            if number:  # the first one warms the file cache
-                runs[name].append(run)
-    best = {name: {key: min(run[key] for run in each) for key in each[0]} for name, each in runs.items()}
-    found = {
-        "command": "make bench ARGS='-k start'",
-        "clients": NUM_CLIENTS,
-        "best_of": REPEATS,
-        "goal_s": GOAL_S,
-        **best,
-        "machine": describe_machine(),
-    }
-    if "before" in best:
-        found["ratio"] = {key: best["now"][key] / best["before"][key] for key in best["now"]}
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-    rows = {name: f"{each['wall_s']:.2f} s, CPU {each['cpu_s']:.2f} s" for name, each in best.items()}
-    show(f"fedrpc run to the first task, {NUM_CLIENTS} clients, best of {REPEATS} (goal {GOAL_S:g} s)", rows)

@@ -10,7 +10,7 @@ from tests.bench.measures import show
 from tests.e2e.programs import Programs, settings
 from tests.e2e.rundir import RunDir
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.aside]
 
 MODEL_BYTES = 44_740_040
 FEW, MANY = 1, 4

@@ -20,10 +20,10 @@ from fedrpc.wire.codec import Payload, decode, encode
 from fedrpc.wire.frames import Assembler, read_file, serialise_chunks
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import part
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.bench.measures import MIB, sampled, show, status, timed
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.aside]
 
 NUM_FLOATS = 625_000_000  # 2.5 GB: more than the 2 GiB that a protobuf message can have
 BLOCK = 1 << 22

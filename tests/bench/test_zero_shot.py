@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedrpc import models
-from fedrpc.methods.blocks.zero_shot import Inversion, ZeroShotParams, balanced
+from fedrpc.methods.blocks.zero_shot import Inversion, ZeroShotParams, build_balanced_labels
 from tests.bench.measures import show
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.aside]
 
 NUM_CLASSES, PASSES = 10, 15
 LEAST = 0.8
@@ -58,7 +58,7 @@ def seconds(work: dict[str, Callable[[], None]]) -> dict[str, float]:
 def test_generation_is_nearly_as_fast_as_a_plain_pass(name: str, shape: tuple[int, ...], per_class: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model, y = models.build(name, shape, NUM_CLASSES), balanced(NUM_CLASSES, per_class)
+    model, y = models.build(name, shape, NUM_CLASSES), build_balanced_labels(NUM_CLASSES, per_class)
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((len(y), *shape), np.float32))
     found = seconds(
         {

@@ -1,9 +1,9 @@
-"""The wire, version 1, as bytes that were stored once: they must still be read, and still be what is written.
+"""The wire, version 2, as bytes that were stored once: they must still be read, and still be what is written.
 
-Each file in wire/v1 holds what one side sends, a line of hex for each frame. A line that does not match any more is a
+Each file in wire/v2 holds what one side sends, a line of hex for each frame. A line that does not match any more is a
 change of the wire: it needs a line under "Wire" in the changelog and, once something was released, a new version
 beside this one. A new message gets a new file: `python -m tests.contract.test_wire_compat NAME` writes it, and never
-over an old one.
+over an old one. `--all` writes all of them anew, which is right only as long as this version was not released.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,22 @@ from fedrpc.methods.fedavg import Global, Update
 from fedrpc.wire import stored
 from fedrpc.wire.codec import Payload, decode, encode
 from fedrpc.wire.envelope import read_envelope
-from fedrpc.wire.frames import Assembler, parse, read_file, serialise_chunks
+from fedrpc.wire.frames import (
+    Assembler,
+    parse,
+    read_chunk,
+    read_file,
+    serialise_body,
+    serialise_chunks,
+    serialise_frame,
+)
 from fedrpc.wire.kinds import DTYPES, Kind
 from fedrpc.wire.ledger import LedgerAnswer, LedgerQuestion
 from fedrpc.wire.message import Tensors, part
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.unit.wire.messages import same
 
-FOLDER = Path(__file__).parent / "wire" / "v1"
+FOLDER = Path(__file__).parent / "wire" / "v2"
 
 
 @dataclass(frozen=True)
@@ -121,28 +129,42 @@ MESSAGES: dict[str, Callable[[], Any]] = {
 }
 
 
-def envelope(payload: Payload) -> pb.Envelope:
+LARGE: dict[str, Callable[[], Any]] = {"large_every_type": every_type, "large_fedavg_update": MESSAGES["fedavg_update"]}
+SESSION = 0x01020304
+
+
+def task_envelope() -> pb.Envelope:
+    """An envelope without what the message says of itself."""
     return pb.Envelope(
-        session="session",
         task_id="0123456789abcdef",
         round=-1,
         phase="fit",
         step=2,
         attempt=3,
-        parts=payload.parts,
-        digest=payload.digest,
         question=b"question",
         durable=4,
         epoch=5,
     )
 
 
+def envelope(payload: Payload) -> pb.Envelope:
+    whole = task_envelope()
+    whole.MergeFrom(pb.Envelope(parts=payload.parts, digest=payload.digest))
+    return whole
+
+
+PRIVACY = pb.PrivacyRows(first=2, rows=['{"index":2}', '{"index":3}'])
+RECEIPT = pb.Receipt(
+    task_id="0123456789abcdef", status=pb.Receipt.STATUS_REFUSED, durable=10, privacy_rows=11, reason="malformed"
+)
 CALLS: dict[str, Callable[[], Any]] = {
     "join_request": lambda: pb.JoinRequest(
-        client_id=3, instance="instance", package_version="0.1.0", schema_digest=b"\1\2"
+        members=[pb.Member(client_id=3, instance="three"), pb.Member(client_id=0, instance="zero")],
+        package_version="0.1.0",
+        schema_digest=b"\1\2",
     ),
     "join_response": lambda: pb.JoinResponse(
-        session="session",
+        token=b"token",
         run_id="run",
         config="{}",
         dataset_digest="data",
@@ -150,25 +172,54 @@ CALLS: dict[str, Callable[[], Any]] = {
         method_digest=b"\3",
         package_version="0.1.0",
         durable=7,
-        privacy_rows=8,
-        privacy_head=b"\4",
+        admissions=[
+            pb.Admission(
+                session=SESSION,
+                privacy_rows=8,
+                privacy_head=b"\4",
+                privacy_spent=[pb.Spent(noise_multiplier=1.5, sample_rate=0.25, steps=6)],
+            ),
+            pb.Admission(session=SESSION + 1),
+        ],
     ),
-    "poll_request": lambda: pb.PollRequest(session="session"),
-    "idle": lambda: pb.Frame(idle=pb.Idle(retry_ms=250, finished=True, reason="the run is complete", durable=9)),
-    "cancel": lambda: pb.Frame(cancel=pb.Cancel(task_id="0123456789abcdef", reason="the round is over")),
-    "privacy": lambda: pb.Frame(privacy=pb.PrivacyRows(first=2, rows=['{"index":2}', '{"index":3}'])),
+    "attach": lambda: pb.Frame(session=SESSION, attach=pb.Attach(token=b"token")),
+    "heartbeat": lambda: pb.Frame(session=SESSION, heartbeat=pb.Heartbeat()),
+    "heartbeat_echo": lambda: pb.Frame(session=SESSION, heartbeat=pb.Heartbeat(durable=9)),
+    "cancel": lambda: pb.Frame(
+        session=SESSION, cancel=pb.Cancel(task_id="0123456789abcdef", reason="the round is over")
+    ),
+    "grant": lambda: pb.Frame(session=SESSION, grant=pb.Grant(task_id="0123456789abcdef")),
+    "receipt": lambda: pb.Frame(session=SESSION, receipt=RECEIPT),
+    "finished": lambda: pb.Frame(session=SESSION, finished=pb.Finished(reason="the run is complete", durable=9)),
     "failure": lambda: pb.Frame(
-        envelope=pb.Envelope(task_id="t", failure=pb.Failure(code=pb.Failure.CODE_ABSTAINED, reason="spent"))
+        session=SESSION,
+        envelope=pb.Envelope(task_id="t", failure=pb.Failure(code=pb.Failure.CODE_ABSTAINED, reason="spent")),
     ),
-    "submit_response": lambda: pb.SubmitResponse(
-        status=pb.SubmitResponse.STATUS_DUPLICATE, durable=10, privacy_rows=11
+    "all_fields": lambda: pb.Frame(
+        session=SESSION,
+        envelope=pb.Envelope(task_id="t"),
+        chunks=[pb.Chunk(part=1, data=b"one"), pb.Chunk(part=300, data=b"more")],
+        privacy=PRIVACY,
+        receipt=RECEIPT,
+        grant=pb.Grant(),
+        cancel=pb.Cancel(),
+        attach=pb.Attach(),
+        heartbeat=pb.Heartbeat(),
+        finished=pb.Finished(),
     ),
 }
 
 
-def frames(message: Any) -> list[bytes]:
+def small_frames(message: Any) -> list[bytes]:
+    """A message in the frame of its envelope, with privacy rows."""
+    privacy = pb.Frame(privacy=PRIVACY).SerializeToString()
+    return [serialise_frame(SESSION, task_envelope(), serialise_body(encode(message)), privacy)]
+
+
+def large_frames(message: Any) -> list[bytes]:
+    """A message whose chunks have frames of their own."""
     payload = encode(message)
-    head = pb.Frame(envelope=envelope(payload)).SerializeToString(deterministic=True)
+    head = serialise_frame(SESSION, task_envelope(), replace(serialise_body(payload), chunks=b""))
     return [head, *(data for _, _, data in serialise_chunks(payload))]
 
 
@@ -177,7 +228,7 @@ def kept(message: Any) -> bytes:
     payload, file = encode(message), io.BytesIO()
     assembler = Assembler(envelope(payload), 1 << 20, file)
     for _, _, data in serialise_chunks(payload):
-        assembler.add(parse(pb.Frame, data).chunk)
+        assembler.add(*read_chunk(data))
     assembler.finish()
     return file.getvalue()
 
@@ -189,17 +240,29 @@ def lines(name: str) -> list[bytes]:
 @pytest.mark.parametrize("name", MESSAGES)
 def test_stored_messages_are_still_read(name):
     wanted = MESSAGES[name]()
-    head, *chunks = [parse(pb.Frame, data) for data in lines(name)]
-    assembler = Assembler(head.envelope, 1 << 20)
-    for frame in chunks:
-        assembler.add(frame.chunk)
-    assert same(decode(type(wanted), head.envelope.parts, assembler.finish()), wanted)
-    assert head.envelope == envelope(encode(wanted))
+    [frame] = [parse(pb.Frame, data) for data in lines(name)]
+    assembler = Assembler(frame.envelope, 1 << 20)
+    for chunk in frame.chunks:
+        assembler.add(chunk.part, chunk.data)
+    assert same(decode(type(wanted), frame.envelope.parts, assembler.finish()), wanted)
+    assert (frame.session, frame.envelope, frame.privacy) == (SESSION, envelope(encode(wanted)), PRIVACY)
 
 
-@pytest.mark.parametrize("name", MESSAGES)
+@pytest.mark.parametrize("name", LARGE)
+def test_stored_large_messages_are_still_read(name):
+    wanted = LARGE[name]()
+    head, *chunks = lines(name)
+    frame = parse(pb.Frame, head)
+    assembler = Assembler(frame.envelope, 1 << 20)
+    for data in chunks:
+        assembler.add(*read_chunk(data))
+    assert same(decode(type(wanted), frame.envelope.parts, assembler.finish()), wanted)
+    assert frame == pb.Frame(session=SESSION, envelope=envelope(encode(wanted)))
+
+
+@pytest.mark.parametrize("name", [*MESSAGES, *LARGE])
 def test_messages_are_still_written_as_they_were(name):
-    assert frames(MESSAGES[name]()) == lines(name)
+    assert contents(name) == lines(name)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -231,8 +294,13 @@ def test_states_that_were_kept_are_still_read():
 
 
 def test_every_stored_file_belongs_to_a_test():
-    held = {*MESSAGES, *CALLS, "kept_answer", "kept_state", "kept_dtypes"}
-    assert {path.stem for path in FOLDER.iterdir()} == held
+    assert {path.stem for path in FOLDER.iterdir()} == set(NAMES)
+
+
+def test_every_field_of_a_frame_is_in_a_stored_one():
+    """A field that comes later gets a file of its own."""
+    [frame] = [parse(pb.Frame, data) for data in lines("all_fields")]
+    assert [field.name for field, _ in frame.ListFields()] == [field.name for field in pb.Frame.DESCRIPTOR.fields]
 
 
 def test_numbers_that_travel_never_change_their_meaning():
@@ -251,10 +319,15 @@ def test_numbers_that_travel_never_change_their_meaning():
     assert pb.CODEC_RAW == 1
 
 
+NAMES = [*MESSAGES, *LARGE, *CALLS, "kept_answer", "kept_state", "kept_dtypes"]
+
+
 def contents(name: str) -> list[bytes]:
-    """What belongs into a file that is not there yet."""
+    """What belongs into a file."""
     if name in MESSAGES:
-        return frames(MESSAGES[name]())
+        return small_frames(MESSAGES[name]())
+    if name in LARGE:
+        return large_frames(LARGE[name]())
     if name in CALLS:
         return [CALLS[name]().SerializeToString(deterministic=True)]
     if name == "kept_answer":
@@ -262,7 +335,16 @@ def contents(name: str) -> list[bytes]:
     return [stored.dumps(every_type() if name == "kept_state" else MESSAGES["every_dtype"]())]
 
 
+def write(names: list[str], mode: str) -> None:
+    """Writes files; with the mode "x" only new ones."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        with (FOLDER / f"{name}.hex").open(mode) as file:
+            file.writelines(data.hex() + "\n" for data in contents(name))
+
+
 if __name__ == "__main__":
-    for wanted in sys.argv[1:]:
-        with (FOLDER / f"{wanted}.hex").open("x") as file:
-            file.writelines(data.hex() + "\n" for data in contents(wanted))
+    if sys.argv[1:] == ["--all"]:
+        write(NAMES, "w")
+    else:
+        write(sys.argv[1:], "x")

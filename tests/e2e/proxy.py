@@ -12,7 +12,9 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from google.protobuf.message import DecodeError
+
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 _PREFACE_BYTES = 24  # how an HTTP/2 client begins
 _DATA = 0x0
@@ -29,10 +31,9 @@ class Connection:
     def farewell(self) -> tuple[int, int]:
         """Bytes (down, up) before the server announced the end of the run; raises when it never did.
 
-        All later bytes follow from that: Idle{finished} and its trailers, GOAWAY, the end.
+        All later bytes follow from that: the frame that says so, the trailers, GOAWAY, the end.
         """
-        ended = next(number for number, idle in _idles(bytes(self.down)) if idle.finished)
-        down = next(offset for offset, _, number, _ in http2_frames(bytes(self.down)) if number == ended)
+        down = next(offset for offset, frame in _frames(bytes(self.down)) if frame.HasField("finished"))
         return down, next(up for before, up in reversed(self.marks) if before <= down)
 
 
@@ -48,13 +49,22 @@ def http2_frames(stream: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         offset += 9 + size
 
 
-def _idles(stream: bytes) -> Iterator[tuple[int, pb.Idle]]:
-    for _, kind, number, payload in http2_frames(stream):
-        if kind == _DATA and len(payload) > 5 and int.from_bytes(payload[1:5], "big") == len(payload) - 5:
-            with contextlib.suppress(Exception):  # other calls' answers are other messages
-                frame = pb.Frame.FromString(payload[5:])
-                if frame.WhichOneof("body") == "idle":
-                    yield number, frame.idle
+def _frames(stream: bytes) -> Iterator[tuple[int, pb.Frame]]:
+    """Yields what the server said on Connect: each frame, and the offset of the HTTP/2 frame that it begins in."""
+    calls: dict[int, bytearray] = {}
+    began: dict[int, int] = {}
+    for offset, kind, number, payload in http2_frames(stream):
+        if kind != _DATA:
+            continue
+        data = calls.setdefault(number, bytearray())
+        if not data:
+            began[number] = offset
+        data += payload
+        while len(data) >= 5 and len(data) >= (end := 5 + int.from_bytes(data[1:5], "big")):
+            with contextlib.suppress(DecodeError):  # the answer to Join is another message
+                yield began[number], pb.Frame.FromString(bytes(data[5:end]))
+            del data[:end]
+            began[number] = offset
 
 
 class Proxy:

@@ -3,21 +3,83 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import queue
+import threading
+import time
 from typing import Any
 
 import grpc
 
 from fedrpc import __version__
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 
-SERVICE = "fedrpc.wire.v1.Coordinator"
+SERVICE = "fedrpc.wire.v2.Coordinator"
 SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()
 TIMEOUT_S = 30.0
 
 
+class RawStream:
+    """One Connect: frames or any bytes up, frames down.
+
+    Args:
+        connect: The channel's callable.
+    """
+
+    def __init__(self, connect: Any) -> None:
+        self._up: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._down: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+        self._call = connect(iter(self._up.get, None))
+        threading.Thread(target=self._read, name="raw stream", daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for data in self._call:
+                self._down.put(data)
+            self._down.put(EOFError("the server ended the stream"))
+        except grpc.RpcError as error:
+            self._down.put(error)
+
+    def send(self, frame: pb.Frame | bytes) -> None:
+        """Sends a frame, or any bytes instead of one."""
+        self._up.put(frame if isinstance(frame, bytes) else frame.SerializeToString())
+
+    def receive(self, timeout_s: float = TIMEOUT_S) -> pb.Frame:
+        """Receives the next frame; raises what ended the stream, or TimeoutError."""
+        try:
+            got = self._down.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError(f"no frame within {timeout_s:g} s") from None
+        if isinstance(got, Exception):
+            self._down.put(got)  # so that it is found again
+            raise got
+        return pb.Frame.FromString(got)
+
+    def receive_until(self, field: str, timeout_s: float = TIMEOUT_S) -> pb.Frame:
+        """Receives frames until one has this field."""
+        give_up = time.monotonic() + timeout_s
+        while True:
+            frame = self.receive(max(0.0, give_up - time.monotonic()))
+            if frame.HasField(field):
+                return frame
+
+    def wait_for_end(self) -> None:
+        """Receives frames until the stream ends; raises what ended it."""
+        give_up = time.monotonic() + TIMEOUT_S
+        while True:
+            self.receive(max(0.0, give_up - time.monotonic()))
+
+    def half_close(self) -> None:
+        """Says that nothing more will be sent."""
+        self._up.put(None)
+
+    def cancel(self) -> None:
+        """Gives the stream up."""
+        self._call.cancel()
+        self._up.put(None)  # ends gRPC's thread that waits for the next frame
+
+
 class RawClient:
-    """The three calls, bytes in and bytes out.
+    """Both calls, bytes in and bytes out.
 
     Args:
         address: HOST:PORT.
@@ -32,13 +94,15 @@ class RawClient:
             else grpc.insecure_channel(address, options)
         )
         self._join = self.channel.unary_unary(f"/{SERVICE}/Join")
-        self._poll = self.channel.unary_stream(f"/{SERVICE}/Poll")
-        self._submit = self.channel.stream_unary(f"/{SERVICE}/Submit")
+        self._connect = self.channel.stream_stream(f"/{SERVICE}/Connect")
+        self._streams: list[RawStream] = []
 
     def __enter__(self) -> RawClient:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for stream in self._streams:
+            stream.cancel()
         self.channel.close()
 
     def join_bytes(self, data: bytes) -> bytes:
@@ -47,44 +111,31 @@ class RawClient:
 
     def join(self, client: int, instance: str = "raw", **changes: Any) -> pb.JoinResponse:
         """Join as a client would."""
-        values = {"package_version": __version__, "schema_digest": SCHEMA_DIGEST} | changes
-        request = pb.JoinRequest(client_id=client, instance=instance, **values)
+        values = {
+            "members": [pb.Member(client_id=client, instance=instance)],
+            "package_version": __version__,
+            "schema_digest": SCHEMA_DIGEST,
+        }
+        request = pb.JoinRequest(**(values | changes))
         return pb.JoinResponse.FromString(self.join_bytes(request.SerializeToString()))
 
-    def poll_bytes(self, data: bytes, timeout_s: float = TIMEOUT_S) -> Iterator[bytes]:
-        """Poll with any bytes; the call can be cancelled."""
-        return self._poll(data, timeout=timeout_s)
+    def connect(self, *frames: pb.Frame | bytes) -> RawStream:
+        """Opens a stream that begins with these frames."""
+        stream = RawStream(self._connect)
+        self._streams.append(stream)
+        for frame in frames:
+            stream.send(frame)
+        return stream
 
-    def poll(self, session: str, timeout_s: float = TIMEOUT_S) -> Any:
-        """Polls; the call gives the frames' bytes."""
-        return self.poll_bytes(pb.PollRequest(session=session).SerializeToString(), timeout_s)
-
-    def task(self, session: str) -> pb.Envelope:
-        """Waits for a task and reads it to its end."""
-        while True:
-            frames = [pb.Frame.FromString(data) for data in self.poll(session)]
-            if frames[0].WhichOneof("body") == "envelope":
-                return frames[0].envelope
-
-    def submit_bytes(self, frames: Iterable[bytes], timeout_s: float = TIMEOUT_S) -> bytes:
-        """Submit with any bytes."""
-        return self._submit(iter(frames), timeout=timeout_s)
-
-    def submit_later(self, frames: Iterator[bytes]) -> Any:
-        """Begins a Submit; the call can be cancelled."""
-        return self._submit.future(frames, timeout=TIMEOUT_S)
-
-    def submit(self, *frames: pb.Frame) -> pb.SubmitResponse:
-        """Submits frames."""
-        return pb.SubmitResponse.FromString(self.submit_bytes(frame.SerializeToString() for frame in frames))
+    def attach(self, join: pb.JoinResponse) -> RawStream:
+        """Opens a stream for the sessions of a Join."""
+        return self.connect(pb.Frame(session=join.admissions[0].session, attach=pb.Attach(token=join.token)))
 
 
 def catch_refusal(call: Any, *args: Any, **kwargs: Any) -> tuple[grpc.StatusCode, str]:
     """Calls a function that must be refused; returns the status and the message."""
     try:
         result = call(*args, **kwargs)
-        if hasattr(result, "__next__"):
-            result = list(result)
     except grpc.RpcError as error:
         return error.code(), error.details() or ""
     raise AssertionError(f"it was accepted: {result!r}")

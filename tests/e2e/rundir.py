@@ -56,8 +56,9 @@ class RunDir:
         return json.loads(path.read_text())["round"] if path.exists() else -2
 
     def count_spooled(self) -> int:
-        """Counts the complete replies of the current round on disk; small ones share a file and do not count."""
-        return sum(path.suffix not in (".part", ".log") for path in self.path.glob("spool/*/*"))
+        """Counts the complete replies of the current round on disk: files, and small ones that share a file."""
+        files = [path for path in self.path.glob("spool/*/*") if path.suffix != ".part"]
+        return sum(_count_small(path) if path.suffix == ".log" else 1 for path in files)
 
     def sums(self, **where: Any) -> dict[str, int]:
         """Sums the bytes of the ledger rows that match."""
@@ -70,6 +71,15 @@ class RunDir:
     def attempts(self, **where: Any) -> list[int]:
         """Lists the attempts of the matching ledger rows."""
         return sorted({row["attempt"] for row in self.ledger if all(row[k] == v for k, v in where.items())})
+
+
+def _count_small(path: Path) -> int:
+    """Counts the complete replies in a file of small ones, each after a line of its task and size."""
+    data, at, count = path.read_bytes(), 0, 0
+    while (end := data.find(b"\n", at)) >= 0:
+        at = end + 1 + int(data[at:end].split()[1])
+        count += at <= len(data)
+    return count
 
 
 def find_repeated_ledger_keys(run: RunDir) -> list[tuple[Any, ...]]:

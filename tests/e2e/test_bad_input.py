@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from fedrpc.problem import Problem
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.e2e.programs import Program, Programs, configuration, find_free_port, settings, wait_for
 from tests.e2e.rawclient import SERVICE, RawClient, catch_refusal
 from tests.e2e.rundir import RunDir
@@ -71,7 +71,8 @@ def files(tmp_path: Path) -> Path:
         ("run --set lr", CONFIG, "key=value; 'lr'"),
         ("run --clients 0", CONFIG, "clients; greater than or equal to 1"),
         ("run --clients x", USAGE, "--clients"),
-        ("run --clients 100000", CONFIG, "clients; 6000; 100000"),
+        ("run --clients 100000 --hosts 2", CONFIG, "clients; 6000; 100000"),
+        ("run --clients 100000", CONFIG, "100000 client processes; GiB of memory; --hosts"),
         ("run --device gpu", CONFIG, "device 'gpu'; cuda"),
         ("run --config no.toml", CONFIG, "no.toml"),
         ("run --config foreign", CONFIG, "foreign; Is a directory"),
@@ -245,6 +246,7 @@ def test_a_client_id_that_a_live_client_holds(waiting: Program, tmp_path: Path, 
             grpc.StatusCode.FAILED_PRECONDITION,
             "9.9; install the same",
         ),
+        ({"members": []}, grpc.StatusCode.INVALID_ARGUMENT, "a Join without a client"),
         ({"client_id": 3}, grpc.StatusCode.OUT_OF_RANGE, "client id 3"),
         ({"client_id": 2**32 - 1}, grpc.StatusCode.OUT_OF_RANGE, "out of range"),
     ],
@@ -262,7 +264,7 @@ def test_a_wire_that_differs_is_refused_at_join(
 
 def test_another_version_with_the_same_wire_is_welcome(waiting: Program) -> None:
     with RawClient(waiting.address()) as raw:
-        assert raw.join(1, package_version="0.0.1").session
+        assert raw.join(1, package_version="0.0.1").admissions[0].session
     wait_for("the server notes it", lambda: [r for r in waiting.read_log("version_skew") if r["theirs"] == "0.0.1"])
 
 
@@ -326,7 +328,8 @@ def test_a_server_that_serves_something_else(
     """What a client learns at Join it compares with what it computes itself, before it does any work."""
     problem = Problem(configuration(settings()))
     right = {
-        "session": "s",
+        "token": b"t",
+        "admissions": [pb.Admission(session=1)],
         "run_id": "r",
         "config": problem.config.dump_for_join(),
         "dataset_digest": problem.dataset.digest,

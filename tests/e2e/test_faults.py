@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -92,7 +93,7 @@ def test_a_client_is_killed_in_the_middle_of_an_upload(
 
 
 def _deliveries(out: RunDir, client: int, round_index: int) -> int:
-    where = {"client": client, "round": round_index, "phase": "fit", "direction": "down", "kind": "weights"}
+    where = {"client": client, "round": round_index, "phase": "fit", "direction": "down", "kind": "envelope"}
     return sum(row["messages"] for row in out.journal if where.items() <= row.items())
 
 
@@ -201,6 +202,44 @@ def test_the_server_ends_twice_in_the_middle_of_rounds_and_clients_stay(
     assert "resumed" in out.summary["bytes"]["kernel_note"]
 
 
+def test_the_server_ends_twice_before_a_durable_round_is_evaluated(
+    tmp_path: Path, programs: Programs, gates: Gates, finished: RunDir
+) -> None:
+    """Killed while it evaluates round 1 beside round 2, then asked to end while it does so again after its restart."""
+    out = RunDir(tmp_path / "run")
+    words = settings(method="held", params__gates=str(gates.folder))
+    listen = f"127.0.0.1:{find_free_port()}"
+    gates.shut("client-0-1")
+    server = programs.server(out.path, *words, listen=listen)
+    clients = programs.clients(server.address(), NUM_CLIENTS, tmp_path / "state")
+    gates.wait("client-0-1")  # round 0 is evaluated by now
+    gates.shut("evaluate", "client-0-2")
+    gates.open("client-0-1")
+    for end, code in ((signal.SIGKILL, -9), (signal.SIGTERM, 128 + signal.SIGTERM)):
+        gates.wait("evaluate", times=len(gates.pids("evaluate")) + 1)
+        if end == signal.SIGKILL:
+            gates.wait("client-0-2")  # the next round does not wait for the evaluation
+        assert out.durable_round == 1
+        assert {row["round"] for row in read_rows(out.path / "records.jsonl")} == {0}
+        server.send(end)
+        assert server.wait() == code
+        assert "Traceback" not in server.err
+        server = programs.server(out.path, *words, listen=listen)
+    gates.open_all()
+    server.wait_for_success()
+    assert [client.wait() for client in clients] == [0, 0, 0]
+
+    assert out.model_sha256 == finished.model_sha256
+    assert_sound(out)
+    assert _lines(out) == _lines(finished)
+    assert out.summary["accuracy"] == finished.summary["accuracy"]
+
+
+def _lines(run: RunDir) -> list[dict[str, Any]]:
+    """The records but for how long things took."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(run.path / "records.jsonl")]
+
+
 def test_a_round_below_quorum_ends_the_server_and_can_be_played_again(
     tmp_path: Path, programs: Programs, gates: Gates, finished: RunDir
 ) -> None:
@@ -251,3 +290,27 @@ def test_a_client_that_lost_its_store_goes_on_with_the_servers_copy_of_its_accou
     assert find_repeated_ledger_keys(out) == []
     assert out.summary["ledger_check"]["differing"] == 0
     assert out.summary["ledger_check"]["only_server"] > 0, "what the lost store had counted"
+
+
+def test_a_client_is_killed_again_and_again_in_a_phase_of_many_steps(tmp_path: Path, programs: Programs) -> None:
+    """All steps share their rows of the ledger: what a kill cut off must not make them differ."""
+    words = settings(
+        method="handgan", clients=2, rounds=0, params__steps=400, params__paths=1, params__batch=2, params__noise_dim=4
+    )
+    undisturbed, out = RunDir(tmp_path / "undisturbed"), RunDir(tmp_path / "run")
+    programs.run(undisturbed.path, *words).wait_for_success()
+    server = programs.server(out.path, *words)
+    clients = programs.clients(server.address(), 2, tmp_path / "state")
+    for number in range(3):
+        before = len(out.journal)
+        wait_for("more steps are played", lambda before=before: len(out.journal) > before + 100)
+        clients[1].kill()
+        clients[1] = programs.client(server.address(), 1, tmp_path / "state")
+        clients[1].wait_for_join()
+        assert server.code is None, f"the run ended before kill {number}"
+    server.wait_for_success()
+    assert out.model_sha256 == undisturbed.model_sha256
+    assert find_repeated_releases(out) == []
+    assert list(find_broken_links(out)) == []
+    check = out.summary["ledger_check"]
+    assert (check["missing"], check["differing"], check["only_client"]) == (0, 0, 0)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,64 +12,41 @@ import grpc
 import pytest
 
 from fedrpc.server.rounds import make_task_id
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.e2e.programs import Gates, Program, Programs, settings, wait_for
-from tests.e2e.rawclient import SERVICE, RawClient, catch_refusal
+from tests.e2e.rawclient import SERVICE, RawClient, RawStream, catch_refusal
 from tests.e2e.rundir import RunDir, find_broken_links, find_repeated_ledger_keys, find_repeated_releases
 
 pytestmark = pytest.mark.timeout(180)
 
 INVALID, UNKNOWN = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED
+LATE, DUPLICATE = pb.Receipt.STATUS_LATE, pb.Receipt.STATUS_DUPLICATE
 INSTANCE = "an-instance-that-both-use"
+LARGE = 300_000  # bytes of a result that must wait for its grant
 
 
 @dataclass
-class Attack:
+class Target:
     """A run whose client 2 is not what it seems, while clients 0 and 1 work as they should."""
 
     server: Program
     out: RunDir
-    raw: RawClient
-    join: pb.JoinResponse
-    task: pb.Envelope
-
-    def result(self, **changes: Any) -> pb.Envelope:
-        """The head of a result that is right but for the changes: one float of weights."""
-        part = pb.Part(
-            name="weights",
-            kind=pb.KIND_WEIGHTS,
-            codec=pb.CODEC_RAW,
-            size=4,
-            crc32=0,
-            tensors=[pb.TensorSpec(path="w", dtype=pb.DTYPE_FLOAT32, shape=[1])],
-        )
-        values = {
-            "session": self.join.session,
-            "task_id": self.task.task_id,
-            "round": self.task.round,
-            "phase": self.task.phase,
-            "question": self.task.digest,
-            "epoch": self.task.epoch,
-            "parts": [part],
-            "digest": b"\0" * 32,
-        }
-        return pb.Envelope(**(values | changes))
 
 
 @pytest.fixture(scope="module")
-def attack(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs, finished: RunDir) -> Iterator[Attack]:
+def target(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs, finished: RunDir) -> Iterator[Target]:
     """Afterwards the real client 2 comes, and everything must be as if nothing had been."""
     folder = tmp_path_factory.mktemp("attack")
     out, state, gates = RunDir(folder / "run"), folder / "state", Gates(folder / "gates")
-    server = shared_programs.server(out.path, *settings(method="gated", params__gates=str(gates.folder)))
+    # One transfer at a time: a permit that is not given back stops every later one.
+    words = settings(method="gated", params__gates=str(gates.folder), limits__transfers=1)
+    server = shared_programs.server(out.path, *words)
     (state / "2").mkdir(parents=True)
     (state / "2" / "instance").write_text(INSTANCE)
     gates.shut("client-0-0")
     for client in (0, 1):
-        shared_programs.client(server.address(), client, state)
-    with RawClient(server.address()) as raw:
-        join = raw.join(2, INSTANCE)
-        yield Attack(server, out, raw, join, raw.task(join.session))
+        shared_programs.client(server.address(), client, state).wait_for_join()
+    yield Target(server, out)
     assert server.code is None, server.err
     gates.open_all()
     shared_programs.client(server.address(), 2, state)
@@ -83,35 +59,179 @@ def attack(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs, 
     assert list(find_broken_links(out)) == []
 
 
-def _frame(**body: Any) -> bytes:
-    return pb.Frame(**body).SerializeToString()
+@dataclass
+class Attack:
+    """Client 2 after it got its task."""
+
+    target: Target
+    raw: RawClient
+    join: pb.JoinResponse
+    stream: RawStream
+    task: pb.Envelope
+
+    @property
+    def session(self) -> int:
+        """The number of its session."""
+        return self.join.admissions[0].session
+
+    def frame(self, **fields: Any) -> pb.Frame:
+        """A frame of its session."""
+        return pb.Frame(session=self.session, **fields)
+
+    def result(self, **changes: Any) -> pb.Envelope:
+        """The envelope of a result that is right but for the changes: one float of weights."""
+        values = {
+            "task_id": self.task.task_id,
+            "round": self.task.round,
+            "phase": self.task.phase,
+            "question": self.task.digest,
+            "epoch": self.task.epoch,
+            "parts": [_part()],
+            "digest": b"\0" * 32,
+        }
+        return pb.Envelope(**(values | changes))
+
+    def send_result(self, envelope: pb.Envelope, chunks: Sequence[pb.Chunk] = (), **others: Any) -> pb.Receipt:
+        """Sends a result in one frame; returns what the server says of it."""
+        self.stream.send(self.frame(envelope=envelope, chunks=chunks, **others))
+        return self.stream.receive_until("receipt").receipt
+
+    def announce(self, **changes: Any) -> None:
+        """Announces a large result."""
+        self.stream.send(self.frame(envelope=self.result(**({"parts": [_large_part()]} | changes))))
+
+    def receive_grant(self) -> None:
+        """Waits until the chunks may come."""
+        assert self.stream.receive_until("grant").grant.task_id == self.task.task_id
+
+    def count_receipts(self) -> int:
+        """Counts the receipts that come before the echo of a heartbeat, which shows that the stream goes on."""
+        self.stream.send(self.frame(heartbeat=pb.Heartbeat()))
+        receipts = 0
+        while not (frame := self.stream.receive()).HasField("heartbeat"):
+            receipts += frame.HasField("receipt")
+        return receipts
+
+
+def _join(target: Target, raw: RawClient) -> Attack:
+    join = raw.join(2, INSTANCE)
+    stream = raw.attach(join)
+    return Attack(target, raw, join, stream, stream.receive_until("envelope").envelope)
+
+
+@pytest.fixture
+def attack(target: Target) -> Iterator[Attack]:
+    """Joins again for each test: what the one before did must not matter."""
+    with RawClient(target.server.address()) as raw:
+        yield _join(target, raw)
+    assert target.server.code is None, target.server.err
 
 
 def _part(**changes: Any) -> pb.Part:
-    values = {"name": "weights", "kind": pb.KIND_WEIGHTS, "codec": pb.CODEC_RAW, "size": 4, "crc32": 0}
     spec = pb.TensorSpec(path="w", dtype=pb.DTYPE_FLOAT32, shape=[1])
-    return pb.Part(**({"tensors": [spec]} | values | changes))
+    values = {"name": "weights", "kind": pb.KIND_WEIGHTS, "codec": pb.CODEC_RAW, "size": 4, "tensors": [spec]}
+    return pb.Part(**(values | changes))
+
+
+def _large_part() -> pb.Part:
+    return _part(size=LARGE, tensors=[pb.TensorSpec(path="w", dtype=pb.DTYPE_UINT8, shape=[LARGE])])
+
+
+def _chunk(size: int, part: int = 0) -> pb.Chunk:
+    return pb.Chunk(part=part, data=bytes(size))
+
+
+def _chunk_frame(size: int, part: int = 0) -> pb.Frame:
+    return pb.Frame(chunks=[_chunk(size, part)])
+
+
+def _assert_refused(receipt: pb.Receipt, said: str) -> None:
+    assert receipt.status == pb.Receipt.STATUS_REFUSED
+    assert said in receipt.reason
+
+
+# Streams that are not what they should be
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 40, b"\x0a\xff\xff\xff\xff\x7f", b"\0"])
 def test_garbage_instead_of_messages(data: bytes, attack: Attack) -> None:
     assert catch_refusal(attack.raw.join_bytes, data)[0] == INVALID
-    assert catch_refusal(attack.raw.poll_bytes, data)[0] == INVALID
-    assert catch_refusal(attack.raw.submit_bytes, [data])[0] == INVALID
-    assert catch_refusal(attack.raw.submit_bytes, [_frame(envelope=attack.result()), data])[0] == INVALID
+    assert catch_refusal(attack.raw.connect(data).wait_for_end)[0] == INVALID
+    attack.stream.send(data)
+    assert catch_refusal(attack.stream.wait_for_end)[0] == INVALID
 
 
-@pytest.mark.parametrize("session", ["", "0" * 32, "../../etc", "é" * 100])
-def test_sessions_that_nobody_opened(session: str, attack: Attack) -> None:
-    assert catch_refusal(attack.raw.poll, session) == (UNKNOWN, "unknown session; join again")
-    assert catch_refusal(attack.raw.submit, pb.Frame(envelope=attack.result(session=session)))[0] == UNKNOWN
+def test_frames_before_the_stream_is_attached(attack: Attack) -> None:
+    mine = attack.raw.join(2, INSTANCE).admissions[0].session
+    fields: list[dict[str, Any]] = [{}, {"heartbeat": pb.Heartbeat()}, {"envelope": attack.result()}]
+    for session in (0, mine):
+        for frame in (pb.Frame(session=session, **values) for values in fields):
+            stream = attack.raw.connect(frame)
+            assert catch_refusal(stream.wait_for_end) == (UNKNOWN, "unknown session; join again")
+    stream = attack.raw.connect(_chunk_frame(4))
+    assert catch_refusal(stream.wait_for_end) == (INVALID, "got a chunk that no message announced")
 
 
-@pytest.mark.parametrize(
-    "head", [[], [pb.Frame()], [pb.Frame(chunk=pb.Chunk(data=b"1234"))], [pb.Frame(idle=pb.Idle(finished=True))]]
-)
-def test_a_result_that_does_not_begin_with_an_envelope(head: list[pb.Frame], attack: Attack) -> None:
-    assert catch_refusal(attack.raw.submit, *head)[0] == UNKNOWN
+@pytest.mark.parametrize("session", [0, 1, 2, 3, 2**32 - 1])
+@pytest.mark.parametrize("field", ["heartbeat", "envelope"])
+def test_sessions_of_others_and_of_nobody(session: int, field: str, attack: Attack) -> None:
+    """The first three are those of clients 0 and 1, and one of client 2 that was replaced."""
+    values = {"heartbeat": pb.Heartbeat(), "envelope": attack.result()}
+    again = _join(attack.target, attack.raw)
+    assert again.session > 3
+    again.stream.send(pb.Frame(session=session, **{field: values[field]}))
+    assert catch_refusal(again.stream.wait_for_end) == (UNKNOWN, "unknown session; join again")
+
+
+@pytest.mark.parametrize("token", [b"", b"\0" * 16, "the same again"])
+def test_tokens_that_open_nothing(token: bytes | str, attack: Attack) -> None:
+    said = attack.join.token if isinstance(token, str) else token
+    stream = attack.raw.connect(attack.frame(attach=pb.Attach(token=said)))
+    assert catch_refusal(stream.wait_for_end) == (UNKNOWN, "unknown token; join again")
+    assert attack.count_receipts() == 0
+
+
+def test_fields_that_only_a_server_sends(attack: Attack) -> None:
+    task = attack.task.task_id
+    for frame in (
+        attack.frame(),
+        attack.frame(finished=pb.Finished(reason="so I say", durable=2**64 - 1)),
+        attack.frame(cancel=pb.Cancel(task_id=task), grant=pb.Grant(task_id=task)),
+        attack.frame(receipt=pb.Receipt(task_id=task, status=pb.Receipt.STATUS_ACCEPTED, durable=2**64 - 1)),
+        attack.frame(chunks=[_chunk(4)]),
+        attack.frame(heartbeat=pb.Heartbeat(durable=2**64 - 1)),
+    ):
+        attack.stream.send(frame)
+    assert attack.stream.receive_until("heartbeat").heartbeat.durable == attack.join.durable
+    assert attack.count_receipts() == 0
+
+
+def test_a_stream_that_ends_is_no_answer(attack: Attack) -> None:
+    attack.stream.half_close()
+    with pytest.raises(EOFError):
+        attack.stream.wait_for_end()
+    again = _join(attack.target, attack.raw).task
+    assert (again.task_id, again.digest) == (attack.task.task_id, attack.task.digest)
+    assert again.attempt > attack.task.attempt
+
+
+def test_a_stream_whose_session_was_replaced(attack: Attack) -> None:
+    again = _join(attack.target, attack.raw)
+    attack.stream.send(attack.frame(envelope=attack.result(), chunks=[_chunk(4)]))
+    assert catch_refusal(attack.stream.wait_for_end) == (UNKNOWN, "unknown session; join again")
+    assert again.count_receipts() == 0
+
+
+def test_many_streams_at_once_and_gone_again(attack: Attack) -> None:
+    for stream in [attack.raw.connect() for _ in range(20)]:
+        stream.cancel()
+    with RawClient(attack.target.server.address()) as raw:
+        left = [raw.connect(pb.Frame(attach=pb.Attach(token=raw.join(2, INSTANCE).token))) for _ in range(20)]
+        assert len(left) == 20
+    assert _join(attack.target, attack.raw).task.task_id == attack.task.task_id
+
+
+# Results that are not what they should be
 
 
 @pytest.mark.parametrize(
@@ -119,7 +239,10 @@ def test_a_result_that_does_not_begin_with_an_envelope(head: list[pb.Frame], att
     [
         ([_part(size=2**63)], "over the limit"),
         ([_part(size=9 << 30)], "over the limit"),
+        ([_part(size=2**63), _part(size=2**63)], "over the limit"),
         ([_part(size=5)], "says 5 bytes but its tensors take 4"),
+        ([_part(size=LARGE)], f"says {LARGE} bytes but its tensors take 4"),
+        ([_large_part(), _part(size=5)], "says 5 bytes but its tensors take 4"),
         ([_part(tensors=[pb.TensorSpec(dtype=pb.DTYPE_FLOAT32, shape=[2**63, 2**63])])], "no tensor has the shape"),
         ([_part(tensors=[pb.TensorSpec(dtype=99, shape=[1])])], "unknown dtype number 99"),
         ([_part(kind=99)], "kind number 99"),
@@ -127,68 +250,137 @@ def test_a_result_that_does_not_begin_with_an_envelope(head: list[pb.Frame], att
     ],
 )
 def test_headers_that_lie(parts: list[pb.Part], said: str, attack: Attack) -> None:
-    code, words = catch_refusal(attack.raw.submit, pb.Frame(envelope=attack.result(parts=parts)))
-    assert code == INVALID
-    assert said in words
+    _assert_refused(attack.send_result(attack.result(parts=parts)), said)
+    assert attack.count_receipts() == 0
+
+
+@pytest.mark.parametrize(
+    ("chunks", "said"),
+    [
+        ([], "the stream ended"),
+        ([_chunk(2)], "the stream ended"),
+        ([_chunk(4, part=1)], "got a chunk of part 1"),
+        ([_chunk(5)], "more bytes than its 4"),
+        ([_chunk(3), _chunk(2)], "more bytes than its 4"),
+        ([_chunk(0)], "more bytes"),
+        ([pb.Chunk(part=0, data=b"\1\2\3\4")], "corrupted"),
+    ],
+)
+def test_bodies_that_do_not_fit_their_headers(chunks: list[pb.Chunk], said: str, attack: Attack) -> None:
+    _assert_refused(attack.send_result(attack.result(), chunks), said)
+    assert attack.count_receipts() == 0
+
+
+def test_a_large_result_that_comes_with_a_part_of_itself(attack: Attack) -> None:
+    _assert_refused(attack.send_result(attack.result(parts=[_large_part()]), [_chunk(4)]), "the stream ended")
 
 
 @pytest.mark.parametrize(
     ("frames", "said"),
     [
-        ([], "the stream ended"),
-        ([pb.Frame(chunk=pb.Chunk(part=0, data=b"\0\0"))], "the stream ended"),
-        ([pb.Frame(chunk=pb.Chunk(part=1, data=b"\0\0\0\0"))], "got a chunk of part 1"),
-        ([pb.Frame(chunk=pb.Chunk(part=0, data=b"\0" * 5))], "more bytes than its 4"),
-        ([pb.Frame(chunk=pb.Chunk(part=0, data=b""))], "more bytes"),
-        ([pb.Frame(chunk=pb.Chunk(part=0, data=b"\1\2\3\4"))], "wrong CRC"),
-        ([pb.Frame(cancel=pb.Cancel(task_id="x"))], "expected a chunk, got cancel"),
-        ([pb.Frame(envelope=pb.Envelope())], "expected a chunk, got envelope"),
+        ([_chunk_frame(LARGE)], "corrupted"),
+        ([_chunk_frame(LARGE + 1)], "more bytes than its headers announce"),
+        ([_chunk_frame(LARGE - 1), _chunk_frame(2)], "more bytes than its headers announce"),
+        ([_chunk_frame(LARGE, part=1)], "got a chunk of part 1"),
+        ([b"\x1a\x02\x12\x00"] * 10, "more bytes"),  # chunks without a byte, which would never end
     ],
 )
-def test_bodies_that_do_not_fit_their_headers(frames: list[pb.Frame], said: str, attack: Attack) -> None:
-    code, words = catch_refusal(attack.raw.submit, pb.Frame(envelope=attack.result()), *frames)
-    assert code == INVALID
-    assert said in words
+def test_chunks_that_do_not_fit_their_headers(frames: list[pb.Frame | bytes], said: str, attack: Attack) -> None:
+    attack.announce()
+    attack.receive_grant()
+    for frame in frames:
+        attack.stream.send(frame)
+    _assert_refused(attack.stream.receive_until("receipt").receipt, said)
+    attack.stream.send(_chunk_frame(LARGE))
+    assert attack.count_receipts() == 0, "what comes of it after the refusal is not refused again"
 
 
-def test_a_sha_256_that_does_not_match(attack: Attack) -> None:
-    head = attack.result(parts=[_part(crc32=0x2144DF1C)])  # the CRC of four zero bytes
-    chunk = pb.Chunk(part=0, data=b"\0\0\0\0")
-    code, words = catch_refusal(attack.raw.submit, pb.Frame(envelope=head), pb.Frame(chunk=chunk))
-    assert code == INVALID
-    assert "SHA-256" in words
+@pytest.mark.parametrize("announced", [False, True])
+def test_chunks_without_a_message(announced: bool, attack: Attack) -> None:
+    """None was announced, or all of the one before was received; after a refusal chunks may be under way."""
+    if announced:
+        attack.announce(question=b"\1" * 32)
+        assert attack.stream.receive_until("receipt").receipt.status == LATE
+    attack.stream.send(_chunk_frame(LARGE))
+    assert catch_refusal(attack.stream.wait_for_end) == (INVALID, "got a chunk that no message announced")
+
+
+def test_an_upload_that_does_not_wait_for_its_grant(attack: Attack) -> None:
+    """Another stream has the only permit. The upload is refused once, and can be sent again as it should be."""
+    attack.announce()
+    attack.receive_grant()
+    hasty = _join(attack.target, attack.raw)
+    hasty.announce()
+    for _ in range(3):
+        hasty.stream.send(_chunk_frame(LARGE // 3))
+    _assert_refused(hasty.stream.receive_until("receipt").receipt, "before its message was granted")
+    assert hasty.count_receipts() == 0
+    hasty.announce()
+    attack.stream.cancel()
+    hasty.receive_grant()
+
+
+def test_an_upload_that_begins_again_and_again(attack: Attack) -> None:
+    for _ in range(5):
+        attack.announce()
+        attack.receive_grant()
+        attack.stream.send(_chunk_frame(LARGE // 2))
+    assert attack.count_receipts() == 0
 
 
 def test_more_bytes_than_a_message_may_have(attack: Attack) -> None:
-    chunk = pb.Frame(chunk=pb.Chunk(part=0, data=bytes(5 << 20)))
-    code, _ = catch_refusal(attack.raw.submit, pb.Frame(envelope=attack.result()), chunk)
-    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    attack.announce()
+    attack.receive_grant()
+    attack.stream.send(_chunk_frame(5 << 20))
+    assert catch_refusal(attack.stream.wait_for_end)[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert catch_refusal(attack.raw.join, 2, "x" * (5 << 20))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("num_chunks", [0, 1])
+@pytest.mark.parametrize("whole_connection", [False, True])
+def test_uploads_that_break_off(num_chunks: int, whole_connection: bool, attack: Attack) -> None:
+    """Cancelled by the caller, and with the whole connection: nothing of them stays."""
+    attack.announce()
+    attack.receive_grant()
+    for _ in range(num_chunks):
+        attack.stream.send(_chunk_frame(LARGE // 2))
+    assert attack.count_receipts() == 0
+    spool = attack.target.out.path
+    assert list(spool.glob("spool/*/*.part"))
+    if whole_connection:
+        attack.raw.channel.close()
+    else:
+        attack.stream.cancel()
+    wait_for("half uploads are removed", lambda: not list(spool.glob("spool/*/*.part")))
+
+
+# Results that nobody waits for
 
 
 def test_results_for_the_tasks_of_others_are_not_taken(attack: Attack) -> None:
     for client in (0, 1):
         name = make_task_id(attack.join.run_id, 0, "fit", 0, client)
-        answer = attack.raw.submit(pb.Frame(envelope=attack.result(task_id=name)))
-        assert answer.status in (pb.SubmitResponse.STATUS_LATE, pb.SubmitResponse.STATUS_DUPLICATE)
+        assert attack.send_result(attack.result(task_id=name)).status in (LATE, DUPLICATE)
+        assert attack.send_result(attack.result(task_id=name, parts=[_large_part()])).status in (LATE, DUPLICATE)
 
 
 WILD = {"epoch": 2**64 - 1, "round": -(2**31), "attempt": 2**32 - 1, "step": 2**32 - 1}
 
 
 def test_a_task_that_nobody_asked(attack: Attack) -> None:
-    head = pb.Frame(envelope=attack.result(task_id="no-such-task", **WILD))
-    assert attack.raw.submit(head).status == pb.SubmitResponse.STATUS_LATE
+    assert attack.send_result(attack.result(task_id="no-such-task", **WILD)).status == LATE
 
 
 @pytest.mark.parametrize("name", ["", "../../../tmp/x", "/etc/passwd", "\0", "x" * 100_000])
 def test_task_names_that_lead_elsewhere(name: str, attack: Attack) -> None:
-    assert catch_refusal(attack.raw.submit, pb.Frame(envelope=attack.result(task_id=name, **WILD)))[0] == INVALID
+    _assert_refused(attack.send_result(attack.result(task_id=name, **WILD)), "the name")
 
 
 def test_an_answer_to_another_question_is_late(attack: Attack) -> None:
-    head = pb.Frame(envelope=attack.result(question=b"\1" * 32))
-    assert attack.raw.submit(head).status == pb.SubmitResponse.STATUS_LATE
+    assert attack.send_result(attack.result(question=b"\1" * 32)).status == LATE
+
+
+# Privacy rows
 
 
 def _row(**changes: Any) -> str:
@@ -232,48 +424,16 @@ def _row(**changes: Any) -> str:
     ],
 )
 def test_privacy_rows_that_do_not_belong(rows: list[str], attack: Attack) -> None:
-    rides = pb.Frame(privacy=pb.PrivacyRows(first=0, rows=rows))
-    code, words = catch_refusal(attack.raw.submit, pb.Frame(envelope=attack.result()), rides)
-    assert code == INVALID, words
-    assert "privacy row" in words
+    privacy = pb.PrivacyRows(first=0, rows=rows)
+    _assert_refused(attack.send_result(attack.result(), [_chunk(4)], privacy=privacy), "privacy row")
 
 
 def test_privacy_rows_that_skip_some(attack: Attack) -> None:
-    rides = pb.Frame(privacy=pb.PrivacyRows(first=2**63, rows=[_row(index=2**63)]))
-    assert catch_refusal(attack.raw.submit, pb.Frame(envelope=attack.result()), rides)[0] == INVALID
+    privacy = pb.PrivacyRows(first=2**63, rows=[_row(index=2**63)])
+    _assert_refused(attack.send_result(attack.result(), [_chunk(4)], privacy=privacy), "privacy row")
 
 
-@pytest.mark.parametrize("sent", [0, 1, 2])
-def test_uploads_that_break_off(sent: int, attack: Attack) -> None:
-    """Cancelled by the caller, and with the whole connection: nothing of them stays."""
-    pieces = [_frame(envelope=attack.result(parts=[_part(size=8, tensors=[pb.TensorSpec(dtype=1, shape=[2])])]))]
-    pieces.append(_frame(chunk=pb.Chunk(part=0, data=b"\0\0\0\0")))
-    for whole_connection in (False, True):
-        with RawClient(attack.server.address()) as raw:
-            reached, hold = threading.Event(), threading.Event()
-
-            def frames(reached: threading.Event = reached, hold: threading.Event = hold) -> Iterator[bytes]:
-                yield from pieces[:sent]
-                reached.set()
-                hold.wait(30)
-
-            call = raw.submit_later(frames())
-            assert reached.wait(30)
-            if whole_connection:
-                raw.channel.close()
-            call.cancel()
-            hold.set()
-    wait_for("half uploads are removed", lambda: not list(attack.out.path.glob("spool/*/*.part")))
-
-
-def test_many_polls_at_once_and_gone_again(attack: Attack) -> None:
-    calls = [attack.raw.poll(attack.join.session) for _ in range(20)]
-    for call in calls:
-        call.cancel()
-    with RawClient(attack.server.address()) as raw:
-        left = [raw.poll(attack.join.session) for _ in range(20)]
-        assert len(left) == 20
-    assert attack.server.code is None
+# Joins and calls
 
 
 def test_calls_that_are_not_there(attack: Attack) -> None:
@@ -282,11 +442,11 @@ def test_calls_that_are_not_there(attack: Attack) -> None:
 
 
 def test_bytes_that_are_not_even_grpc(attack: Attack) -> None:
-    host, _, port = attack.server.address().rpartition(":")
+    host, _, port = attack.target.server.address().rpartition(":")
     for said in (b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 1000, b""):
         with socket.create_connection((host, int(port)), timeout=10) as peer:
             peer.sendall(said)
-    assert attack.server.code is None
+    assert attack.target.server.code is None
 
 
 def test_a_join_as_somebody_who_is_there(attack: Attack) -> None:
@@ -294,3 +454,21 @@ def test_a_join_as_somebody_who_is_there(attack: Attack) -> None:
         code, words = catch_refusal(attack.raw.join, client, "another instance")
         assert code == grpc.StatusCode.ALREADY_EXISTS
         assert f"client id {client} is used" in words
+
+
+@pytest.mark.parametrize(
+    ("clients", "code"),
+    [
+        ([], INVALID),
+        ([2, 2], INVALID),
+        ([2, 3], grpc.StatusCode.OUT_OF_RANGE),
+        ([2, 0], grpc.StatusCode.ALREADY_EXISTS),
+    ],
+)
+def test_a_join_of_several_of_whom_one_is_refused_opens_no_session(
+    clients: list[int], code: grpc.StatusCode, attack: Attack
+) -> None:
+    members = [pb.Member(client_id=client, instance=INSTANCE) for client in clients]
+    assert catch_refusal(attack.raw.join, 2, members=members)[0] == code
+    assert attack.count_receipts() == 0, "the session that it had is still open"
+    assert attack.send_result(attack.result(question=b"\1" * 32)).status == LATE

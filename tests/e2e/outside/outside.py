@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrpc.methods.fedavg import FedAvg, Global, Update
+from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
 from fedrpc.methods.method import ClientContext, Env, Loss, Params, Round, allowed, on
 from fedrpc.methods.mpgan.client import sample_real
 from fedrpc.methods.mpgan.gan import MultiPath
@@ -78,6 +80,25 @@ class Gated(FedAvg):
         return slowly
 
 
+class Held(Gated):
+    """The same, and the server stops before each batch of an evaluation."""
+
+    name = "held"
+
+    def check(self, env: Env) -> None:
+        super().check(env)
+        self._gates = env.params.gates
+
+    def network(self, build: Callable[[], nn.Module]) -> nn.Module:
+        def stop(module: nn.Module, _: object) -> None:
+            if not module.training:
+                pass_gate(self._gates, "evaluate")
+
+        network = build()
+        network.register_forward_pre_hook(stop)
+        return network
+
+
 def wide(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """A network of nine chunks that is cheap to evaluate."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 2900), nn.ReLU(), nn.Linear(2900, num_classes))
@@ -95,6 +116,33 @@ class Echo(Gated):
 
     def work(self, ctx: ClientContext, msg: Global) -> Update:
         return Update(msg.weights, len(ctx.data.train), torch.zeros(1, dtype=torch.float64))
+
+
+class TimedEcho(Echo):
+    """The same, with notes of when questions and answers leave one half of the method and are there in the other."""
+
+    name = "timed-echo"
+    needs_each_update = "it notes when each answer is there"
+
+    async def round(self, state: Global, rnd: Round) -> Global:
+        await rnd.compute(pass_gate, rnd.params.gates, f"server-{rnd.index}")
+        _note(rnd.params.gates, rnd.index, "question asked")
+        async for _ in rnd.ask(FIT, state):
+            _note(rnd.params.gates, rnd.index, "answer here")
+        return state
+
+    def work(self, ctx: ClientContext, msg: Global) -> Update:
+        _note(ctx.params.gates, ctx.round, "question here")
+        update = super().work(ctx, msg)
+        _note(ctx.params.gates, ctx.round, "answer given")
+        return update
+
+
+def _note(folder: str, number: int, what: str) -> None:
+    """Adds a line with the time by the machine's clock, which is the same for all its processes."""
+    line = json.dumps({"round": number, "what": what, "monotonic": time.monotonic()})
+    with (Path(folder) / "notes.jsonl").open("a") as notes:
+        notes.write(line + "\n")
 
 
 class Nudged(Gated):

@@ -249,6 +249,7 @@ def test_a_client_without_test_data_evaluates_nothing(tmp_path):
 def test_a_client_reports_its_ledger(desk):
     key = Key(0, "ask", "images", "down", 1, 0)
     desk.store.book({key: Sums(1, 2, 3)})
-    got = body(desk.ask(LedgerQuestion("what did you count?"), phase="session"), LedgerAnswer)
-    assert parse_rows(got.rows) == {key: Sums(1, 2, 3)}
+    for _ in range(2):
+        got = body(desk.ask(LedgerQuestion("what did you count?"), phase="session"), LedgerAnswer)
+        assert parse_rows(got.rows) == {key: Sums(1, 2, 3)}
     assert desk.rows() == [], "the protocol's own text is no release"

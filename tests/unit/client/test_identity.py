@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,14 @@ def test_state_goes_where_the_system_keeps_state(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", os.fspath(tmp_path))
     assert default_state_dir() == Path(tmp_path, ".local", "state", "fedrpc")
+
+
+def test_a_lock_that_is_let_go_in_time_is_taken(tmp_path):
+    """As that of a process that was killed, and is still about to end."""
+    first = Identity(tmp_path, 3)
+    timer = threading.Timer(0.1, first.release)
+    timer.start()
+    try:
+        Identity(tmp_path, 3).release()
+    finally:
+        timer.join()

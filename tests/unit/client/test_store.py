@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ from tests.unit.wire.messages import Everything, One, everything, kept_message, 
 def where(request, monkeypatch) -> str:
     """Where answers lie: small ones in the data base, others in files; here all of them in either."""
     if request.param == "files":
-        monkeypatch.setattr("fedrpc.wire.frames.SMALL_BYTES", -1)
+        monkeypatch.setattr("fedrpc.client.store._SMALL_BYTES", -1)
+        monkeypatch.setattr("fedrpc.client.store.fits_frame", lambda _: False)
     return request.param
 
 
@@ -349,6 +351,16 @@ def test_rows_are_chained(store):
         head = hash_row(head, row)
     assert store.read_privacy_rows(2) == rows[2:]
     assert store.read_privacy_rows(3) == []
+
+
+def test_an_answer_of_one_frame_is_sent_from_memory_and_kept_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedrpc.client.store._SMALL_BYTES", -1)
+    with closing(ClientStore(tmp_path)) as store:
+        kept = commit(store, "a")
+        found = store.find_answer("a", b"q")
+    assert isinstance(kept, bytes)
+    assert isinstance(found, Path)
+    assert found.read_bytes() == kept
 
 
 def test_rows_travel_in_messages_that_are_not_too_large(store):

@@ -84,13 +84,9 @@ def test_several_clients_in_a_pod_get_the_number_of_all_clients() -> None:
         ({}, 1, "1000m", shape.POD_MIB),
         ({"fraction": 0.1}, 1, "100m", shape.POD_MIB),
         ({"fraction": 0.01}, 1, "20m", shape.POD_MIB),
-        ({"fraction": 0.1, "clients": 500}, 20, "2000m", shape.POD_MIB + 19 * shape.CLIENT_MIB),
-        (
-            {"fraction": 0.1, "clients": 500, "train": {"threads": 4}},
-            20,
-            "8000m",
-            shape.POD_MIB + 19 * shape.CLIENT_MIB,
-        ),
+        ({"fraction": 0.1, "clients": 500}, 5, "500m", shape.POD_MIB + 1),
+        ({"fraction": 0.1, "clients": 500}, 20, "1000m", shape.POD_MIB + 2),  # they train one after another
+        ({"fraction": 0.1, "clients": 500, "train": {"threads": 4}}, 500, "4000m", shape.POD_MIB + 50),
     ],
 )
 def test_requests_follow_from_the_clients_of_a_pod(
@@ -124,7 +120,8 @@ def test_stores_can_outlive_their_pods() -> None:
         volumes = found(deployed, "Job")["spec"]["template"]["spec"]["volumes"]
         return next(volume for volume in volumes if volume["name"] == "state")
 
-    assert state(deployment(clients_per_pod=3))["emptyDir"] == {"sizeLimit": "3Gi"}
+    assert state(deployment())["emptyDir"] == {"sizeLimit": "1Gi"}
+    assert state(deployment(clients_per_pod=500))["emptyDir"] == {"sizeLimit": "51Gi"}
     assert state(deployment(state_pvc="stores"))["persistentVolumeClaim"] == {"claimName": "stores", "readOnly": False}
 
 

@@ -20,7 +20,7 @@ class Scene:
         self.supervisor.start_all()
 
     def notify(self, name: str, values: dict[str, Any]) -> None:
-        self.events.append((name, values["client"], values["code"]))
+        self.events.append((name, values["number"], values["code"]))
 
     def fail(self, client: int = 0, code: int = 1, *, after_s: float = 0.0) -> float | None:
         """The client ends; gives the seconds until it is started again, or None when it is given up."""

@@ -7,11 +7,12 @@ from types import ModuleType
 
 import pytest
 
-from fedrpc.server import mailbox, roster
+from fedrpc.server import connection, mailbox, roster
+from fedrpc.wire import receiving
 
 
 class Clock(ModuleType):
-    """Stands in for the module `time` of the roster and the mailbox."""
+    """Stands in for the module `time` wherever the server keeps time limits."""
 
     def __init__(self) -> None:
         super().__init__("time")
@@ -21,7 +22,7 @@ class Clock(ModuleType):
     def installed(cls, monkeypatch: pytest.MonkeyPatch) -> Clock:
         """A clock that the server's time limits go by."""
         clock = cls()
-        for module in (mailbox, roster):
+        for module in (connection, mailbox, receiving, roster):
             monkeypatch.setattr(module, "time", clock)
         return clock
 

@@ -1,60 +1,88 @@
-"""A mailbox with the sessions and parked polls of its clients, for tests."""
+"""A mailbox with the sessions and streams of its clients, for tests."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import torch
 
 from fedrpc.config import LimitsConfig
 from fedrpc.server.mailbox import Delivery, Mailbox, Task
-from fedrpc.server.roster import Roster, Session
-from tests.fakes import task_of
+from fedrpc.server.roster import Roster
+from fedrpc.wire.envelope import Cancel
+from tests.fakes import FakeLink, task_of
 from tests.unit.wire.messages import One
 
 MESSAGE = One(torch.zeros(2))
 
 
 class Post:
-    """A mailbox, its clients' sessions and their parked polls."""
+    """A mailbox, and what its clients got over their streams."""
 
     def __init__(self, num_clients: int = 3, parallel: int = 0, **limits: float) -> None:
+        self.num_clients = num_clients
         self.roster = Roster(num_clients, grace_s=5)
         self.mailbox = Mailbox(self.roster, LimitsConfig(**limits), parallel)
-        self.sessions = {client: self.roster.join(client, "a")[0] for client in range(num_clients)}
-        self.polls: dict[int, asyncio.Task[Any]] = {}
+        self.links: list[FakeLink] = []  # the open ones
 
-    async def poll(self, *clients: int) -> None:
-        """Parks a poll for each of these clients."""
+    def join(self, *clients: int, instance: str = "a") -> bytes:
+        """These clients of one process join, or join again; returns their token."""
+        token, _, replaced = self.roster.join([(client, instance) for client in clients])
+        for old in replaced:
+            self.mailbox.replace_session(old)
+        return token
+
+    def attach(self, token: bytes) -> FakeLink:
+        """Opens a stream for the clients of a Join."""
+        link = FakeLink()
+        link.attach(token, self.roster, self.mailbox)
+        self.links.append(link)
+        return link
+
+    def host(self, *clients: int, instance: str = "a") -> FakeLink:
+        """One process joins for these clients and opens its stream."""
+        return self.attach(self.join(*clients, instance=instance))
+
+    def connect(self, *clients: int) -> None:
+        """A process of its own for each of these clients joins and opens its stream."""
         for client in clients:
-            self.polls[client] = asyncio.create_task(self.mailbox.next(self.sessions[client]))
-            await settle()
+            self.host(client)
 
-    def got(self, client: int) -> Any:
-        """What a client's poll brought (the task of a delivery), or nothing yet."""
-        found = self.polls[client].result() if self.polls[client].done() else None
-        return found.task if isinstance(found, Delivery) else found
+    def detach(self, link: FakeLink) -> None:
+        """A stream ends."""
+        self.links.remove(link)
+        link.detach(self.roster, self.mailbox)
+
+    def link(self, client: int) -> FakeLink:
+        """A client's open stream."""
+        session = self.roster.get(client)
+        link = session.link if session else None
+        assert isinstance(link, FakeLink), "it has no stream"
+        return link
+
+    def got(self, client: int) -> list[Task]:
+        """The tasks that came to a client over the stream that it has now."""
+        return [delivery.task for delivery in self.link(client).sent if delivery.task.client == client]
+
+    def cancels(self, client: int) -> list[Cancel]:
+        """What a client was told over its stream that nobody waits for."""
+        return [cancel for session, cancel in self.link(client).cancelled if session.client == client]
+
+    def deliver(self, *tasks: Task) -> None:
+        """The last frame of these tasks was sent."""
+        for task in tasks:
+            self.mailbox.mark_delivered(Delivery(task, task.attempt))
 
     @property
     def here(self) -> list[int]:
         """Whose session is open."""
         return [session.client for session in self.roster]
 
-    async def rejoin(self, client: int, instance: str = "a") -> Session:
-        """A client comes again."""
-        session, old = self.roster.join(client, instance)
-        if old:
-            self.mailbox.replace_session(old)
-        self.sessions[client] = session
-        await settle()
-        return session
-
     def task(self, client: int, step: int = 0) -> Task:
         return task_of(client, MESSAGE, step=step)
 
     def tasks(self) -> list[Task]:
-        return [self.task(client) for client in self.sessions]
+        return [self.task(client) for client in range(self.num_clients)]
 
 
 async def settle() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -38,6 +39,17 @@ def test_a_run_that_never_was_has_no_checkpoint(folder):
 def test_a_checkpoint_comes_back_whole(folder, point, steps):
     CheckpointFolder(folder).save(checkpoint(point, steps=steps))
     assert CheckpointFolder(folder).load() == checkpoint(point, steps=steps)
+
+
+def test_what_is_owed_comes_back_and_an_older_checkpoint_owes_nothing(folder):
+    kept = CheckpointFolder(folder)
+    owing = dataclasses.replace(checkpoint(2), owed=["test", "features"])
+    kept.save(owing)
+    assert kept.load() == owing
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["owed"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert kept.load() == checkpoint(2)
 
 
 def test_only_the_last_one_is_kept(folder):

@@ -25,7 +25,7 @@ from fedrpc.server.summary import hash_model
 from fedrpc.wire import ledger
 from fedrpc.wire.ledger import LedgerFile
 from fedrpc.wire.tcpinfo import Meter
-from tests.fakes import CPU, InMemoryClients, PollingClients, problem_of, run_in_memory
+from tests.fakes import CPU, InMemoryClients, LinkedClients, problem_of, run_in_memory
 from tests.toys import TOYS, ToyMpgan
 
 
@@ -67,15 +67,15 @@ class Life:
         desk = ServerContext(self._problem, "run", mailbox, spool, executor, executor, CPU, self._progress)
         clients = InMemoryClients(self._problem, self._out / "clients", book.book)
         self.asked = clients.asked
-        polling = PollingClients(roster, mailbox, spool, clients, self._before)
+        linked = LinkedClients(roster, mailbox, spool, clients, self._before)
         coordinator = Coordinator(desk, roster, self._out, book, Meter(0, local=True))
         try:
             for client in range(config.clients):
                 if client not in self._absent:
-                    polling.join(client)
+                    linked.join(client)
             return await coordinator.run()
         finally:
-            await polling.close()
+            await linked.close()
             clients.close()
             executor.shutdown()
             book.close()
@@ -91,7 +91,7 @@ def small(method: Any = "fedavg", **values: Any) -> Problem:
 def without_features() -> Iterator[None]:
     """Measures of features take longer than all the rest, and have a test of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Evaluator, "measure_features", lambda self, weights: {})
+        patch.setattr(Evaluator, "measure_features", lambda self: {})
         yield
 
 

@@ -32,23 +32,25 @@ def test_an_evaluator_counts_the_external_test_with_the_weights_it_gets():
     weights = read_tensors(problem.copy_network())
     biased = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     biased["3.bias"][4] = 1.0
-    first = evaluator.evaluate(weights)
-    fourth = evaluator.evaluate(biased)
+    evaluator.load(weights)
+    first = evaluator.evaluate()
+    evaluator.load(biased)
+    fourth = evaluator.evaluate()
     assert fourth.num_examples == first.num_examples == len(problem.dataset.test)
     assert fourth.num_correct == fourth.per_class_correct[4] == fourth.per_class_total[4]
-    assert evaluator.evaluate(weights) == first
+    evaluator.load(weights)
+    assert evaluator.evaluate() == first
 
 
 def test_a_network_without_stages_has_no_feature_metrics():
     problem = problem_of("fedavg", build=mlp)
-    assert Evaluator(problem, CPU).measure_features(read_tensors(problem.copy_network())) == {}
+    assert Evaluator(problem, CPU).measure_features() == {}
 
 
 def test_features_are_the_same_again():
     problem = problem_of("fedavg")
-    weights = read_tensors(problem.copy_network())
     evaluator = Evaluator(problem, CPU)
-    found = evaluator.measure_features(weights)
-    assert found == evaluator.measure_features(weights)
+    found = evaluator.measure_features()
+    assert found == evaluator.measure_features()
     assert 0 <= found["dcor_null"] <= 1
     assert 0 <= found["dcor2"] <= found["dcor"] <= 1

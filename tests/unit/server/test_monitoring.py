@@ -28,7 +28,7 @@ def book(tmp_path: Path) -> Iterator[LedgerFile]:
 
 def metrics(book: LedgerFile, round_index: int = 3) -> RunMetrics:
     roster = Roster(num_clients=4, grace_s=60)
-    roster.join(0, "a")
+    roster.join([(0, "a")])
     coordinator: Any = SimpleNamespace(round=round_index)
     config = build({"clients": 4, "rounds": 9})
     return RunMetrics(config, "run-1", coordinator, roster, Mailbox(roster, LimitsConfig(), 0), book)

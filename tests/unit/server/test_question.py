@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fedrpc.server.mailbox import Question
-from fedrpc.wire.frames import build_inline_chunks
-from fedrpc.wire.v1 import coordinator_pb2 as pb
-from tests.unit.wire.messages import Everything, envelope_of, everything, frames_of, message_of, same
+from fedrpc.server.question import Question
+from fedrpc.wire.codec import decode
+from fedrpc.wire.frames import parse, serialise_frame
+from fedrpc.wire.ledger import Attempt
+from fedrpc.wire.v2 import coordinator_pb2 as pb
+from tests.fakes import received
+from tests.unit.wire.messages import Everything, everything, frames_of, same
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -18,19 +21,22 @@ def test_a_question_is_encoded_once_and_its_frames_equal_those_on_the_wire(share
     question.prepare()
     assert question.prepared
     assert question.payload is question.payload
+    assert (question.body.chunks, question.body.inline) == (b"", ())
     for _ in range(2):
-        assert [data for _, _, data in question.iter_frames()] == frames_of(everything())[1:]
+        frames = list(question.iter_frames())
+        assert [data for _, _, data in frames] == frames_of(everything())[-len(frames) :]
     assert sum(size for _, size, _ in question.iter_frames()) == question.payload.size_bytes
 
 
-def test_a_small_question_travels_whole_in_its_envelope():
+def test_a_small_question_travels_whole_with_its_envelope():
     question = Question(everything(), shared=True)
+    assert question.is_small
     assert not list(question.iter_frames())
-    chunks = build_inline_chunks(question.payload)
+    frame = serialise_frame(1, pb.Envelope(task_id="t"), question.body)
+    chunks = parse(pb.Frame, frame).chunks
     assert [chunk.data for chunk in chunks] == [b"".join(v) for v in question.payload.buffers if v]
-    envelope = envelope_of(question.payload)
-    envelope.chunks.extend(chunks)
-    assert same(message_of(Everything, [pb.Frame(envelope=envelope).SerializeToString()]), everything())
+    task = received([frame], Attempt(0, "fit", "down", 0))
+    assert same(decode(Everything, task.envelope.parts, task.buffers), everything())
 
 
 def test_only_an_individual_question_is_forgotten_when_it_is_answered():

@@ -18,6 +18,7 @@ from fedrpc.errors import Abstained, QuorumError
 from fedrpc.methods.fedavg import FIT, Global, Update
 from fedrpc.methods.phases import Phase, Reply
 from fedrpc.server import mailbox as mailboxes
+from fedrpc.server import question as questions
 from fedrpc.server import rounds
 from fedrpc.server.mailbox import Mailbox, Task
 from fedrpc.server.roster import Roster
@@ -27,7 +28,7 @@ from fedrpc.wire.codec import encode
 from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import write_file
 from fedrpc.wire.message import Tensors
-from tests.fakes import CPU, PollingClients, asynchronous, problem_of
+from tests.fakes import CPU, LinkedClients, asynchronous, problem_of
 
 DTYPES = (torch.float64, torch.float32)
 STATE = Global({"w": torch.zeros(2, 3), "n": torch.tensor(0)})
@@ -65,7 +66,7 @@ class Table:
         self.told: list[tuple[str, dict[str, Any]]] = []
         work, io, tell = self.executor, self.executor, lambda *what: self.told.append(what)
         self.desk = ServerContext(problem, "run", self.mailbox, self.spool, work, io, CPU, tell)
-        self.clients = PollingClients(self.roster, self.mailbox, self.spool, clients, before)
+        self.clients = LinkedClients(self.roster, self.mailbox, self.spool, clients, before)
 
     def round(self, cohort: Any = (0, 1, 2), quorum: float = 1.0, index: int = 0) -> ServerRound:
         return ServerRound(self.desk, index, cohort, quorum)
@@ -163,7 +164,7 @@ async def test_individual_messages_reach_their_clients_and_nobody_else(tmp_path)
 @asynchronous
 async def test_a_broadcast_is_encoded_once_and_so_is_one_message_for_some(tmp_path, monkeypatch):
     encoded: list[Any] = []
-    monkeypatch.setattr(mailboxes, "encode", lambda message: encoded.append(message) or encode(message))
+    monkeypatch.setattr(questions, "encode", lambda message: encoded.append(message) or encode(message))
     async with table(tmp_path) as desk:
         rnd = desk.round()
         await asked(rnd)

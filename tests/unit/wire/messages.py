@@ -15,12 +15,22 @@ from torch import Tensor
 
 from fedrpc.errors import WireError
 from fedrpc.wire.codec import decode, encode
-from fedrpc.wire.frames import Assembler, parse, parse_file, read_file, serialise_chunks
+from fedrpc.wire.frames import (
+    Assembler,
+    parse,
+    parse_file,
+    read_chunk,
+    read_file,
+    serialise_body,
+    serialise_chunks,
+    serialise_frame,
+)
 from fedrpc.wire.kinds import DTYPES, Kind
 from fedrpc.wire.message import Tensors, is_message, part, strip_optional
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 MAX_BYTES = 1 << 24
+SESSION = 7
 
 
 @dataclass(frozen=True)
@@ -80,26 +90,33 @@ def envelope_of(payload: Any, **values: Any) -> pb.Envelope:
 
 
 def frames_of(message: Any) -> list[bytes]:
-    """A message as it crosses the wire."""
+    """A message as it crosses the wire when it is large, however small it is."""
     payload = encode(message)
-    head = pb.Frame(envelope=envelope_of(payload)).SerializeToString()
+    body = dataclasses.replace(serialise_body(payload), chunks=b"")
+    head = serialise_frame(SESSION, pb.Envelope(task_id="t", phase="fit"), body)
     return [head, *(data for _, _, data in serialise_chunks(payload))]
+
+
+def frame_of(message: Any) -> bytes:
+    """A small message as it crosses the wire: all of it in one frame."""
+    return serialise_frame(SESSION, pb.Envelope(task_id="t", phase="fit"), serialise_body(encode(message)))
 
 
 def message_of(cls: type, frames: list[bytes], max_bytes: int = MAX_BYTES) -> Any:
     """What the receiver makes of such frames: a message, or WireError."""
     if not frames:
         raise WireError("got no frame")
-    first, *rest = [parse(pb.Frame, data) for data in frames]
-    if first.WhichOneof("body") != "envelope":
-        raise WireError("the first frame is no envelope")
+    first = parse(pb.Frame, frames[0])
+    if not first.HasField("envelope"):
+        raise WireError("the first frame has no envelope")
     assembler = Assembler(first.envelope, max_bytes)
-    for chunk in first.envelope.chunks:
-        assembler.add(chunk)
-    for frame in rest:
-        if frame.WhichOneof("body") != "chunk":
+    for inline in first.chunks:
+        assembler.add(inline.part, inline.data)
+    for data in frames[1:]:
+        chunk = read_chunk(data)
+        if chunk is None:
             raise WireError("a frame is no chunk")
-        assembler.add(frame.chunk)
+        assembler.add(*chunk)
     return decode(cls, first.envelope.parts, assembler.finish())
 
 

@@ -16,7 +16,7 @@ from fedrpc.errors import WireError
 from fedrpc.wire.codec import count_tensor_bytes, decode, encode
 from fedrpc.wire.kinds import DTYPE_NUMBERS, DTYPES, Kind
 from fedrpc.wire.message import Tensors, part
-from fedrpc.wire.v1 import coordinator_pb2 as pb
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.unit.wire.messages import Inner, One, everything, frames_of, message_of, messages, raw, same
 
 

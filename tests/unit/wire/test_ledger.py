@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedrpc.wire import ledger
 from fedrpc.wire.codec import encode
-from fedrpc.wire.frames import SMALL_BYTES, build_inline_chunks, count_message_bytes
+from fedrpc.wire.frames import count_message_bytes, read_chunk
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import (
     Attempt,
@@ -24,16 +24,18 @@ from fedrpc.wire.ledger import (
     LedgerFile,
     Rows,
     Sums,
-    classify_frame,
+    classify_chunk,
     compare,
     compute_totals,
+    count_other_fields,
     from_json,
     group_by_client,
+    list_inline,
     merge,
     to_json,
 )
-from fedrpc.wire.v1 import coordinator_pb2 as pb
-from tests.unit.wire.messages import Everything, One, envelope_of, everything, frames_of, message_of
+from fedrpc.wire.v2 import coordinator_pb2 as pb
+from tests.unit.wire.messages import One, envelope_of, everything, frame_of, frames_of
 
 KEYS = st.builds(
     Key,
@@ -79,27 +81,72 @@ def test_an_attempt_books_each_message_with_its_prefix():
     assert {key.aborted for key in attempt.close(aborted=True)} == {True}
 
 
-def test_every_frame_of_a_message_is_booked_under_the_kind_of_its_part():
-    frames = [pb.Frame.FromString(data) for data in frames_of(everything())]
-    envelope = frames[0].envelope
-    found: dict[Kind, int] = {}
-    for frame in frames:
-        kind, size = classify_frame(frame, envelope)
-        found[kind] = found.get(kind, 0) + size
-    wanted: dict[Kind, int] = {Kind.ENVELOPE: 0}
-    for part in encode(everything()).parts:
-        wanted[Kind(part.kind)] = wanted.get(Kind(part.kind), 0) + part.size
-    assert {kind: size for kind, size in found.items() if size} == {kind: size for kind, size in wanted.items() if size}
-    assert message_of(Everything, frames_of(everything())).count == everything().count
+def count_tensor_bytes(rows: Rows) -> dict[str, int]:
+    return {key.kind: sums.tensor_bytes for key, sums in rows.items() if sums.tensor_bytes}
 
 
-def test_an_invalid_frame_is_booked_as_envelope():
+def sum_message_bytes(*many: Rows) -> int:
+    return sum(sums.message_bytes for rows in many for sums in rows.values())
+
+
+def announced(parts: tuple[pb.Part, ...]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for part in parts:
+        sizes[Kind(part.kind).label] = sizes.get(Kind(part.kind).label, 0) + part.size
+    return {kind: size for kind, size in sizes.items() if size}
+
+
+def test_every_chunk_of_a_large_message_is_booked_under_the_kind_of_its_part():
+    head, *chunks = frames_of(everything())
+    envelope = pb.Frame.FromString(head).envelope
+    attempt = Attempt(1, "fit", "up", 3)
+    assert attempt.add_first(len(head), ()) == {}
+    for data in chunks:
+        index, view = read_chunk(data)
+        kind, tensor_bytes = classify_chunk(index, view.nbytes, envelope)
+        attempt.add(kind, len(data), tensor_bytes)
+    assert count_tensor_bytes(attempt.rows) == announced(encode(everything()).parts)
+    assert sum_message_bytes(attempt.rows) == sum(count_message_bytes(len(data)) for data in (head, *chunks))
+
+
+def test_a_chunk_of_no_known_part_is_booked_as_envelope():
     envelope = envelope_of(encode(One(torch.zeros(2))))
-    assert classify_frame(pb.Frame(chunk={"part": 5, "data": b"abc"}), envelope) == (Kind.ENVELOPE, 0)
-    assert classify_frame(pb.Frame(chunk={"part": 0, "data": b"abc"}), None) == (Kind.ENVELOPE, 0)
+    assert classify_chunk(0, 3, envelope) == (Kind.WEIGHTS, 3)
+    assert classify_chunk(5, 3, envelope) == (Kind.ENVELOPE, 0)
+    assert classify_chunk(0, 3, pb.Envelope()) == (Kind.ENVELOPE, 0)
     envelope.parts[0].kind = 77
-    assert classify_frame(pb.Frame(chunk={"part": 0, "data": b"abc"}), envelope) == (Kind.ENVELOPE, 0)
-    assert classify_frame(pb.Frame(idle={}), envelope) == (Kind.ENVELOPE, 0)
+    assert classify_chunk(0, 3, envelope) == (Kind.ENVELOPE, 0)
+
+
+RIDERS = {
+    "privacy": pb.PrivacyRows(rows=["x" * 300]),
+    "receipt": pb.Receipt(task_id="t", reason="y" * 20_000),
+    "grant": pb.Grant(task_id="t"),
+    "cancel": pb.Cancel(task_id="t"),
+    "attach": pb.Attach(token=b"token"),
+    "heartbeat": pb.Heartbeat(),
+    "finished": pb.Finished(durable=3),
+}
+
+
+@pytest.mark.parametrize("names", [[], *[[name] for name in RIDERS], [*RIDERS]], ids="-".join)
+def test_all_that_travels_in_one_frame_is_booked_where_it_belongs_and_every_byte_once(names):
+    riders = pb.Frame(**{name: RIDERS[name] for name in names}).SerializeToString()
+    data = frame_of(everything()) + riders
+    frame = pb.Frame.FromString(data)
+    attempt = Attempt(1, "fit", "up", 3, 2)
+    session = attempt.add_first(len(data), list_inline(frame), count_other_fields(frame))
+    assert count_tensor_bytes(attempt.rows) == announced(encode(everything()).parts)
+    assert {key.kind for key in attempt.rows} == {"envelope", *announced(encode(everything()).parts)}
+    assert sum_message_bytes(attempt.rows, session) == count_message_bytes(len(data))
+    assert sum(sums.messages for sums in added(attempt.rows, session).values()) == 1, "it is one message"
+    assert sum_message_bytes(session) == len(riders)
+    assert all((key.phase, key.kind, key.attempt) == ("session", "envelope", 0) for key in session)
+
+
+def test_the_session_fields_of_a_frame_are_all_but_its_message():
+    names = {field.name for field in pb.Frame.DESCRIPTOR.fields}
+    assert names - set(RIDERS) == {"session", "envelope", "chunks"}
 
 
 # On disk
@@ -337,24 +384,14 @@ def test_one_message_more_is_a_difference():
     assert compare({key: sums}, {key: more})["differing"] == 1
 
 
-def test_inline_chunks_and_rows_are_booked_under_their_own_kind_and_every_byte_once():
-    payload = encode(Everything(**vars(everything())))
-    envelope = envelope_of(payload)
-    envelope.chunks.extend(build_inline_chunks(payload))
-    envelope.privacy.rows.append("x" * 300)
-    data = pb.Frame(envelope=envelope).SerializeToString()
-    attempt = Attempt(1, "fit", "up", 3, 2)
-    session = attempt.add_envelope(pb.Frame.FromString(data).envelope, len(data))
-    assert sum(sums.tensor_bytes for sums in attempt.rows.values()) == payload.size_bytes
-    assert sum(s.message_bytes for s in [*attempt.rows.values(), *session.values()]) == count_message_bytes(len(data))
-    assert sum(s.messages for s in [*attempt.rows.values(), *session.values()]) == 1, "it is one message"
-    assert {key.kind for key in attempt.rows} == {Kind(part.kind).label for part in payload.parts} | {"envelope"}
-    [(key, sums)] = session.items()
-    assert (key.phase, key.kind, key.attempt) == ("session", "envelope", 0)
-    assert sums.message_bytes == 300 + 3 + 3, "a row, and the headers of a string and a field"
-
-
-def test_a_large_message_has_no_inline_chunks():
-    payload = encode(One(torch.zeros(SMALL_BYTES // 4 + 1)))
-    assert build_inline_chunks(payload) == []
-    assert len(build_inline_chunks(encode(One(torch.zeros(SMALL_BYTES // 4))))) == 1
+def test_what_was_under_way_when_a_stream_broke_is_the_servers_alone():
+    key = Key(0, "step", "images", "down", 1, 0)
+    ours, theirs = {key: Sums(30, 36, 3)}, {key: Sums(20, 24, 2)}
+    assert compare(ours, theirs)["differing"] == 1
+    assert compare(ours, theirs, interrupted=True) == {
+        "compared": 0,
+        "differing": 0,
+        "only_server": 1,
+        "only_client": 0,
+    }
+    assert compare(theirs, ours, interrupted=True)["differing"] == 1, "more than the server has is never explained"

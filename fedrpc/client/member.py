@@ -1,0 +1,196 @@
+"""One client of a process: its identity, its store, and the tasks that it has on hand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedrpc import log
+from fedrpc.client.answer import Answerer
+from fedrpc.client.identity import Identity
+from fedrpc.client.store import ClientStore, Kept
+from fedrpc.client.transport import Admission, Failure, Receipt, Stream, Task
+from fedrpc.errors import Refused
+from fedrpc.problem import Problem
+from fedrpc.wire.ledger import SESSION, Rows
+from fedrpc.wire.tcpinfo import Meter
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the clients of a process share.
+
+    Args:
+        run_id: The run's id, which is safe as a file name.
+        meter: The kernel's counters of the process's connection.
+    """
+
+    problem: Problem
+    run_id: str
+    device: torch.device
+    meter: Meter
+
+
+class Member:
+    """Implements `transport.Listener`.
+
+    Its store and its data are opened when they are first needed, and can be closed whenever it has no task: most
+    clients of a large run are idle for most of it.
+
+    Args:
+        enqueue: Called with each task that is to be answered.
+    """
+
+    def __init__(self, state_dir: Path, client: int, enqueue: Callable[[Member, Task], None]) -> None:
+        self.client = client
+        self.identity = Identity(state_dir, client)
+        self.session = 0
+        self.stop = threading.Event()  # ends the answer under way before its next batch
+        self._enqueue = enqueue
+        self._work: Work | None = None
+        self._store: ClientStore | None = None
+        self._answerer: Answerer | None = None
+        self._durable = 0
+        self._privacy_held = 0
+        self._open: dict[str, Task] = {}  # tasks that wait, are being answered or submitted
+        self._answering: Task | None = None
+        self._withdrawn: set[str] = set()
+        self.cpu_s = 0.0  # CPU time of its answers, most of it training
+        self._log = log.get("client")
+
+    # Joining
+
+    def load(self, work: Work) -> None:
+        """Loads the client's data before the first task."""
+        self._work = work
+        self.open_store()
+        self._open_answerer()
+
+    def admit(self, work: Work, admission: Admission, durable: int) -> None:
+        """Takes part in a run under a new session. Raises Refused when the server's copy of the chain is not ours."""
+        self._work, self.session = work, admission.session
+        self._privacy_held = admission.privacy_rows
+        if admission.privacy_rows or self._store or (self._folder / "store.db").exists():
+            try:
+                adopted = self.open_store().adopt_chain(
+                    admission.privacy_rows, admission.privacy_head, admission.privacy_spent
+                )
+            except Refused as error:
+                raise Refused(f"client {self.client}: {error}") from None
+            if adopted:
+                self._log.warning("privacy_chain_adopted", rows=admission.privacy_rows, why="the local store was lost")
+        self.receive_durable(durable)
+
+    @property
+    def _folder(self) -> Path:
+        assert self._work is not None, "joined before"
+        return self.identity.folder / self._work.run_id
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no task on hand."""
+        return not self._open
+
+    def open_store(self) -> ClientStore:
+        """Opens the store, unless it is open; only the event loop does so."""
+        if self._store is None:
+            self._folder.mkdir(exist_ok=True)
+            self._store = ClientStore(self._folder)
+            self._store.fold(self._durable)
+        return self._store
+
+    def _open_answerer(self) -> Answerer:
+        if self._answerer is None:
+            assert self._work is not None and self._store is not None, "opened before"
+            work = self._work
+            self._answerer = Answerer(work.problem, self.client, self._store, work.device, work.meter)
+        return self._answerer
+
+    def close(self) -> None:
+        """Closes the store and frees the data; they are opened again when a task comes."""
+        if self._store:
+            self._store.close()
+        self._store = self._answerer = None
+
+    # As the stream sees it
+
+    def receive_task(self, task: Task) -> None:
+        """Takes a task, unless it is on hand already."""
+        envelope = task.envelope
+        self.receive_durable(envelope.durable)
+        known = self._open.get(envelope.task_id)
+        if known and known.envelope.digest == envelope.digest and envelope.task_id not in self._withdrawn:
+            return  # delivered again
+        if known:
+            self.receive_cancel(envelope.task_id)
+        self._withdrawn.discard(envelope.task_id)
+        self._open[envelope.task_id] = task
+        self._enqueue(self, task)
+
+    def receive_cancel(self, task_id: str) -> None:
+        """Gives up a task, before its next batch if it is being answered."""
+        if task_id in self._open:
+            self._withdrawn.add(task_id)
+        if self._answering and self._answering.envelope.task_id == task_id:
+            self.stop.set()
+
+    def receive_durable(self, durable: int) -> None:
+        """Drops what only a replay from before the last durable point would need."""
+        if durable > self._durable:
+            self._durable = durable
+            if self._store:
+                self._store.fold(durable)
+
+    def book(self, rows: Rows) -> None:
+        """Adds rows to the client's ledger; those of no task are not compared, and left out."""
+        tasks = {key: sums for key, sums in rows.items() if key.phase != SESSION}
+        if tasks:
+            self.open_store().book(tasks)
+
+    # Answering
+
+    def is_wanted(self, task: Task) -> bool:
+        """Whether the server still waits for the answer to a task, as far as this client knows."""
+        mine = self._open.get(task.envelope.task_id) is task
+        return mine and task.envelope.task_id not in self._withdrawn and task.envelope.epoch >= self._durable
+
+    def answer(self, task: Task) -> Kept:
+        """Answers a task, in the training thread; the store is open."""
+        answerer = self._open_answerer()
+        before = answerer.cpu_s
+        try:
+            return answerer.answer(task, self.stop)
+        finally:
+            self.cpu_s += answerer.cpu_s - before
+
+    def begin(self, task: Task) -> None:
+        """Notes that a task is being answered."""
+        self._answering, self.stop = task, threading.Event()
+
+    def end_answer(self) -> None:
+        """Notes that a task is answered, and is submitted now."""
+        self._answering = None
+
+    def drop(self, task: Task) -> None:
+        """Notes that a task is done with."""
+        if self._open.get(task.envelope.task_id) is task:
+            del self._open[task.envelope.task_id]
+        self._withdrawn.discard(task.envelope.task_id)
+
+    async def submit(self, stream: Stream, task: Task, result: Kept | Failure) -> None:
+        """Sends a result once, and notes what the server says of it."""
+        if isinstance(result, Failure):
+            receipt = await stream.send_failure(self.session, task.envelope, result)
+        else:
+            receipt = await self._send(stream, task, result)
+        self._privacy_held = max(self._privacy_held, receipt.privacy_rows)
+        self.receive_durable(receipt.durable)
+
+    async def _send(self, stream: Stream, task: Task, kept: Kept) -> Receipt:
+        store, first = self.open_store(), self._privacy_held
+        attempt = store.next_attempt(task.envelope.task_id)
+        return await stream.send_result(self.session, kept, attempt, first, store.read_privacy_rows(first))

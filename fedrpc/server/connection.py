@@ -1,0 +1,469 @@
+"""One client process's stream: sends the tasks of its clients, and receives, checks and acknowledges their results.
+
+Frames of a stream go out one at a time. The chunks of a large message follow its envelope; small frames of other
+messages may come between them, chunks may not, so that a chunk needs no address and a broadcast's chunks are the same
+bytes for everybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from fedrpc import log
+from fedrpc.config import LimitsConfig
+from fedrpc.errors import Unavailable, WireError
+from fedrpc.privacy.ledger import PrivacyFile
+from fedrpc.server.mailbox import Delivery, Mailbox, Task
+from fedrpc.server.roster import Roster, Session, UnknownSession
+from fedrpc.server.rounds import ServerContext
+from fedrpc.server.upload import Upload
+from fedrpc.wire.envelope import Cancel, Finished
+from fedrpc.wire.frames import (
+    SMALL_BYTES,
+    Assembler,
+    check_name,
+    parse,
+    read_chunk,
+    serialise_frame,
+)
+from fedrpc.wire.kinds import Direction
+from fedrpc.wire.ledger import (
+    SESSION,
+    Attempt,
+    LedgerFile,
+    Rows,
+    Sums,
+    count_other_fields,
+    count_session,
+    list_inline,
+    merge,
+)
+from fedrpc.wire.v2 import coordinator_pb2 as pb
+
+_RECEIPT_S = 0.01  # how long a receipt waits for a task with which it can travel
+_MISSED = 3  # heartbeats that a client may miss
+_MAX_OUTBOX = 1000  # frames that wait to be sent: beyond it nothing more is read, so that a client cannot fill memory
+_MAX_PARTS = 1000  # a part is a field of a message's dataclass
+_Status = pb.Receipt.Status
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What the streams of a server share.
+
+    Args:
+        round: The round under which traffic outside tasks is booked.
+        sending: Permits for large messages to clients.
+        receiving: Permits for large messages from clients.
+    """
+
+    server: ServerContext
+    roster: Roster
+    book: LedgerFile
+    privacy: PrivacyFile
+    limits: LimitsConfig
+    round: Callable[[], int]
+    sending: asyncio.Semaphore
+    receiving: asyncio.Semaphore
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """The tasks."""
+        return self.server.mailbox
+
+    def count_session(self, direction: Direction, client: int, size: int) -> Rows:
+        """The rows of a frame that belongs to no task."""
+        return count_session(self.round(), direction, client, size)
+
+    def count_field(self, direction: Direction, client: int, size: int) -> Rows:
+        """The rows of a field in a message that is booked under another client."""
+        return {key: Sums(0, size, 0) for key in self.count_session(direction, client, 0)}
+
+
+class Connection:
+    """Implements `roster.Link`.
+
+    Args:
+        read: Gives the next frame, None at the end of the stream.
+        write: Sends a frame.
+    """
+
+    def __init__(
+        self, desk: Desk, read: Callable[[], Awaitable[bytes | None]], write: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        self._desk, self._read, self._write_frame = desk, read, write
+        self._mailbox = desk.mailbox
+        self._sessions: dict[int, Session] = {}
+        self._outbox: deque[tuple[Session, Delivery | pb.Frame]] = deque()
+        self._large: asyncio.Queue[tuple[Session, Delivery]] = asyncio.Queue()
+        self._receipts: dict[Session, pb.Receipt] = {}
+        self._due: asyncio.TimerHandle | None = None  # when receipts go out by themselves
+        self._filled, self._has_room = asyncio.Event(), asyncio.Event()
+        self._has_room.set()
+        self._writing = asyncio.Lock()
+        self._writing_since: float | None = None
+        self._heard_at = time.monotonic()
+        self._upload: Upload | None = None
+        self._ending: set[asyncio.Task[None]] = set()  # uploads that were cancelled
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._log = log.get("connection")
+
+    # As the mailbox sees it
+
+    @property
+    def num_sessions(self) -> int:
+        """How many clients' sessions the stream serves."""
+        return len(self._sessions)
+
+    def send_task(self, delivery: Delivery) -> None:
+        """Sends a task."""
+        session = self._desk.roster.get(delivery.task.client)
+        assert session is not None, "leased to a client that has no session"
+        if delivery.task.question.prepared and delivery.task.question.is_small:
+            self._queue(session, delivery)
+        else:
+            self._large.put_nowait((session, delivery))
+
+    def send_cancel(self, session: Session, cancel: Cancel) -> None:
+        """Tells a client that nobody waits for an answer any more; one that is on its way is not kept."""
+        if self._upload and self._upload.task.task_id == cancel.task_id:
+            self._end_upload_soon(self._upload)
+        self._queue(session, pb.Frame(cancel=pb.Cancel(task_id=cancel.task_id, reason=cancel.reason)))
+
+    def drop_session(self, session: Session) -> None:
+        """Gives up a session that the client has opened anew, and the stream when it serves no other."""
+        self._sessions.pop(session.number, None)
+        if self._upload and self._upload.session is session:
+            self._end_upload_soon(self._upload)
+        if not self._sessions:
+            self._break("its clients have joined anew")
+
+    def send_finished(self, finished: Finished) -> None:
+        """Tells all clients of the stream that the run is over, once for all of them."""
+        if self._sessions:
+            self._flush_receipts()  # a client hangs up when it reads the end
+            frame = pb.Frame(finished=pb.Finished(reason=finished.reason, durable=finished.durable))
+            self._queue(next(iter(self._sessions.values())), frame)
+
+    def _queue(self, session: Session, item: Delivery | pb.Frame) -> None:
+        self._outbox.append((session, item))
+        self._filled.set()
+        if len(self._outbox) >= _MAX_OUTBOX:
+            self._has_room.clear()
+
+    # The stream's life
+
+    async def run(self) -> None:
+        """Serves the stream until it ends; raises what broke it."""
+        work = [asyncio.ensure_future(part) for part in (self._receive(), self._send(), self._send_large())]
+        try:
+            done, _ = await asyncio.wait([*work, self._broken], return_when=asyncio.FIRST_COMPLETED)
+            for part in done:
+                part.result()
+        finally:
+            for part in work:
+                part.cancel()
+            self._detach()
+            # In a task of its own: a second cancellation of this call must not keep permits and files.
+            await asyncio.shield(asyncio.ensure_future(self._clean_up(work)))
+
+    def _detach(self) -> None:
+        if self._due:
+            self._due.cancel()
+        self._mailbox.detach(self)
+        for session in self._sessions.values():
+            if session.link is self:
+                self._desk.roster.detach(session)
+
+    async def _clean_up(self, work: Iterable[asyncio.Future[None]]) -> None:
+        await asyncio.gather(*work, return_exceptions=True)
+        await self._drop_upload()
+
+    def check_idle(self, now: float) -> None:
+        """Ends the stream when nothing moves that should; called several times a second."""
+        limit = self._desk.limits.transfer_idle_s
+        moved_at = self._upload.moved_at if self._upload else None
+        if self._writing_since is not None and now - self._writing_since > limit:
+            self._break(f"the client read nothing for {limit:g} s; the transfer was aborted")
+        elif moved_at is not None and now - moved_at > limit:
+            self._break(f"the client sent nothing for {limit:g} s; the transfer was aborted")
+        elif now - self._heard_at > _MISSED * self._desk.limits.heartbeat_s:
+            self._break(f"no heartbeat for {_MISSED * self._desk.limits.heartbeat_s:g} s")
+
+    def end(self) -> None:
+        """Ends the stream because the server stops; its client looks for the server again."""
+        if not self._broken.done():
+            self._broken.set_result(None)
+
+    def _break(self, reason: str) -> None:
+        if not self._broken.done():
+            self._broken.set_exception(Unavailable(reason))
+
+    # Sending
+
+    async def _write(self, frame: bytes) -> None:
+        async with self._writing:
+            self._writing_since = time.monotonic()
+            await self._write_frame(frame)
+            self._writing_since = None
+
+    async def _send(self) -> None:
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            while self._outbox:
+                session, item = self._outbox.popleft()
+                if len(self._outbox) < _MAX_OUTBOX:
+                    self._has_room.set()
+                if isinstance(item, Delivery):
+                    await self._deliver(session, item)
+                else:
+                    await self._send_notice(session, item)
+
+    async def _send_notice(self, session: Session, frame: pb.Frame) -> None:
+        frame.session = session.number
+        if not frame.HasField("receipt") and (receipt := self._receipts.pop(session, None)):
+            frame.receipt.CopyFrom(receipt)
+        data = frame.SerializeToString()
+        self._desk.book.book(self._desk.count_session("down", session.client, len(data)))
+        if frame.HasField("finished"):
+            # This frees the ids for other processes. Before the write, since a client that has read this frame hangs
+            # up, which can cancel this call.
+            for other in self._sessions.values():
+                self._desk.roster.close(other)
+        await self._write(data)
+
+    async def _send_large(self) -> None:
+        """Sends what is too large for one frame, or not yet encoded, one message at a time."""
+        while True:
+            session, delivery = await self._large.get()
+            if not await self._prepare(delivery.task):
+                continue
+            if delivery.task.question.is_small:
+                await self._deliver(session, delivery)
+                continue
+            async with self._desk.sending:
+                await self._deliver(session, delivery)
+
+    async def _prepare(self, task: Task) -> bool:
+        try:
+            if not task.question.prepared:
+                await self._desk.server.off_loop(task.question.prepare)
+            return True
+        except Exception as error:
+            self._mailbox.fail_question(task, error)
+            return False
+
+    async def _deliver(self, session: Session, delivery: Delivery) -> None:
+        if not delivery.current or session.link is not self:
+            return  # withdrawn while it waited
+        task, whole = delivery.task, False
+        attempt = Attempt(task.round, task.phase, "down", task.client, delivery.attempt)
+        receipt = self._receipts.pop(session, None)
+        others = pb.Frame(receipt=receipt).SerializeToString() if receipt else b""
+        body = task.question.body
+        head = serialise_frame(session.number, self._build_envelope(delivery), body, others)
+        rows = attempt.add_first(len(head), body.inline, len(others))
+        try:
+            await self._write(head)
+            for kind, size, data in task.question.iter_frames():
+                attempt.add(kind, len(data), size)
+                await self._write(data)
+            whole = True
+        finally:
+            merge(rows, attempt.close(aborted=not whole))
+            self._desk.book.book(rows)
+            if whole:
+                self._mailbox.mark_delivered(delivery)
+                if task.done:  # while it was sent: a Cancel that came before the last chunk found no task there
+                    self._queue(session, pb.Frame(cancel=pb.Cancel(task_id=task.task_id, reason="no longer needed")))
+            else:
+                self._mailbox.return_to_queue(delivery)
+
+    def _build_envelope(self, delivery: Delivery) -> pb.Envelope:
+        task = delivery.task
+        return pb.Envelope(
+            task_id=task.task_id,
+            round=task.round,
+            phase=task.phase,
+            step=task.step,
+            attempt=delivery.attempt,
+            durable=self._mailbox.durable,
+            epoch=task.epoch,
+        )
+
+    # Receiving
+
+    async def _receive(self) -> None:
+        while (data := await self._read()) is not None:
+            self._heard_at = time.monotonic()
+            await self._has_room.wait()
+            chunk = read_chunk(data)
+            if chunk:
+                await self._receive_chunk(*chunk, len(data))
+            else:
+                await self._handle(parse(pb.Frame, data), len(data))
+
+    async def _handle(self, frame: pb.Frame, size: int) -> None:
+        if frame.HasField("attach"):
+            self._attach(frame.attach.token)
+        session = self._sessions.get(frame.session)
+        if session is None or session.link is not self:
+            raise UnknownSession("unknown session; join again")
+        if frame.HasField("envelope"):
+            await self._receive_result(session, frame, size)
+            return
+        self._desk.book.book(self._desk.count_session("up", session.client, size))
+        if frame.HasField("heartbeat"):
+            self._queue(session, pb.Frame(heartbeat=pb.Heartbeat(durable=self._mailbox.durable)))
+
+    def _attach(self, token: bytes) -> None:
+        sessions = self._desk.roster.attach(token, self)
+        self._sessions |= {session.number: session for session in sessions}
+        self._mailbox.attach(sessions, self)
+
+    async def _receive_result(self, session: Session, frame: pb.Frame, size: int) -> None:
+        """Receives the first frame of a result: all of a small one, the headers of a large one."""
+        envelope = frame.envelope
+        task = self._mailbox.find(envelope.task_id)
+        if task is None or task.client != session.client:
+            task = None
+        # A result for a task that is not open gets no row of its own: its envelope is not trusted.
+        where = (task.round, task.phase) if task else (self._desk.round(), SESSION)
+        attempt = Attempt(*where, "up", session.client, envelope.attempt if task else 0)
+        # Looked at one by one only where they can be right: a frame has room for two million chunks.
+        fits = task is not None and max(len(frame.chunks), len(envelope.parts)) <= _MAX_PARTS
+        rows = attempt.add_first(size, list_inline(frame) if fits else (), count_other_fields(frame))
+        status, reason = _Status.STATUS_REFUSED, ""
+        try:
+            # Rows are kept whatever becomes of the result: what they describe has left the client.
+            if frame.HasField("privacy"):
+                self._desk.privacy.extend(session.client, frame.privacy.first, frame.privacy.rows)
+            if task is None or not self._is_wanted(task, envelope):
+                status = self._describe_unwanted(task, envelope)
+            elif not fits:
+                raise WireError(f"a message of {len(envelope.parts)} parts has {len(frame.chunks)} chunks in its frame")
+            elif _is_large(frame):
+                await self._begin_upload(task, session, envelope, attempt, rows)
+                return
+            else:
+                self._accept_small(task, frame)
+                status = _Status.STATUS_ACCEPTED
+        except WireError as error:
+            reason = str(error)
+            self._log.warning("result_refused", client=session.client, error=reason)
+        merge(rows, attempt.close(aborted=status != _Status.STATUS_ACCEPTED))
+        self._acknowledge(session, envelope.task_id, status, rows, reason)
+
+    @staticmethod
+    def _is_wanted(task: Task, envelope: pb.Envelope) -> bool:
+        # A question that is not encoded was not sent by this server: the client gets it, and sends its answer again.
+        return not task.done and task.question.prepared and envelope.question == task.question.payload.digest
+
+    def _describe_unwanted(self, task: Task | None, envelope: pb.Envelope) -> _Status.ValueType:
+        """The receipt for a result that nobody waits for."""
+        held = task is None and self._mailbox.was_answered(envelope.task_id)
+        if held or (task is None and self._desk.server.spool.exists(envelope.epoch, check_name(envelope.task_id))):
+            return _Status.STATUS_DUPLICATE
+        return _Status.STATUS_LATE
+
+    def _accept_small(self, task: Task, frame: pb.Frame) -> None:
+        """Accepts a failure, or a result that came whole."""
+        envelope = frame.envelope
+        if envelope.HasField("failure"):
+            abstained = envelope.failure.code == pb.Failure.CODE_ABSTAINED
+            reason = envelope.failure.reason or "the client gave no reason"
+            self._mailbox.accept_failure(task, reason, abstained=abstained)
+            return
+        data = io.BytesIO()
+        assembler = Assembler(envelope, self._desk.limits.max_message_bytes, data)
+        for chunk in frame.chunks:
+            assembler.add(chunk.part, chunk.data)
+        assembler.finish()
+        kept = self._desk.server.spool.keep_small(data.getvalue(), task.epoch, task.task_id)
+        self._mailbox.accept_reply(task, kept)
+
+    # Large results
+
+    async def _begin_upload(
+        self, task: Task, session: Session, envelope: pb.Envelope, attempt: Attempt, rows: Rows
+    ) -> None:
+        await self._drop_upload()  # the client has given up the one before
+        upload = Upload(task, session, envelope, attempt, rows, self._desk.limits.max_message_bytes)
+        self._upload = upload
+        upload.begin(
+            self._desk.receiving,
+            self._desk.server.spool,
+            self._desk.server.io,
+            grant=lambda: self._queue(session, pb.Frame(grant=pb.Grant(task_id=task.task_id))),
+            refuse=lambda reason: self._acknowledge(session, task.task_id, _Status.STATUS_REFUSED, {}, reason),
+        )
+
+    async def _receive_chunk(self, part: int, data: memoryview, size: int) -> None:
+        upload = self._upload
+        if upload is None:
+            raise WireError("got a chunk that no message announced")
+        try:
+            if not await upload.receive(part, data, size):
+                return
+        except (WireError, OSError) as error:
+            self._log.warning("result_refused", client=upload.session.client, error=str(error))
+            await upload.end()
+            # What is still under way is booked when another message begins, or the stream ends.
+            self._acknowledge(upload.session, upload.task.task_id, _Status.STATUS_REFUSED, {}, str(error))
+            return
+        status = _Status.STATUS_LATE
+        if not upload.task.done:
+            self._mailbox.accept_reply(upload.task, upload.keep(self._desk.server.spool))
+            status = _Status.STATUS_ACCEPTED
+        rows = upload.take_rows(accepted=status == _Status.STATUS_ACCEPTED)
+        self._acknowledge(upload.session, upload.task.task_id, status, rows)
+        await self._drop_upload()
+
+    async def _drop_upload(self) -> None:
+        upload, self._upload = self._upload, None
+        if upload:
+            await upload.end()
+            if rows := upload.take_rows(accepted=False):
+                self._desk.book.book(rows)
+
+    def _end_upload_soon(self, upload: Upload) -> None:
+        ending = asyncio.ensure_future(upload.end())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    # Receipts
+
+    def _acknowledge(
+        self, session: Session, task_id: str, status: _Status.ValueType, rows: Rows, reason: str = ""
+    ) -> None:
+        """Books a result's bytes and queues its receipt, which travels with the next task if that comes soon."""
+        if rows:
+            self._desk.book.book(rows)
+        if session in self._receipts:
+            self._flush_receipts()
+        held = self._desk.privacy.get_head(session.client)[0]
+        self._receipts[session] = pb.Receipt(
+            task_id=task_id, status=status, durable=self._mailbox.durable, privacy_rows=held, reason=reason[:1000]
+        )
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_later(_RECEIPT_S, self._flush_receipts)
+
+    def _flush_receipts(self) -> None:
+        if self._due:
+            self._due.cancel()
+        self._due = None
+        for session, receipt in self._receipts.items():
+            self._queue(session, pb.Frame(receipt=receipt))
+        self._receipts.clear()
+
+
+def _is_large(frame: pb.Frame) -> bool:
+    """Whether a result's chunks are still to come."""
+    size = sum(part.size for part in frame.envelope.parts)
+    return not frame.chunks and size > SMALL_BYTES and not frame.envelope.HasField("failure")

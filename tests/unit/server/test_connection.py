@@ -1,0 +1,399 @@
+"""One stream: tasks down, results up, every byte checked and booked, and nothing of it stops the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+import torch
+
+from fedrpc.errors import Unavailable, WireError
+from fedrpc.privacy.ledger import GENESIS, UNCOVERED, Release
+from fedrpc.server import connection
+from fedrpc.server.mailbox import Missing
+from fedrpc.server.roster import UnknownSession
+from fedrpc.server.spool import read_reply
+from fedrpc.wire.codec import decode
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.ledger import SESSION
+from fedrpc.wire.v2 import coordinator_pb2 as pb
+from tests.fakes import asynchronous, task_of
+from tests.unit.server.streams import LARGE, SMALL, linger, office, until
+from tests.unit.wire.messages import One, same
+
+# Tasks and results
+
+
+@pytest.mark.parametrize("question", [SMALL, LARGE], ids=["small", "large"])
+@asynchronous
+async def test_a_task_its_result_and_its_receipt(tmp_path, question):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(1)
+        desk.mailbox.durable = 3
+        task = desk.post(1, question)
+        delivered, first = await stream.receive_task()
+        assert first.session == stream.number(1)
+        assert (delivered.envelope.task_id, delivered.envelope.durable) == (task.task_id, 3)
+        assert same(decode(One, delivered.envelope.parts, delivered.buffers), question)
+        await until(lambda: task.delivered_at is not None)
+        stream.send(*stream.frames(task))
+        assert await stream.receive_receipt() == ("ACCEPTED", task.task_id)
+        envelope, views = read_reply(task.outcome.result())
+        assert same(decode(One, envelope.parts, views), SMALL)
+        await stream.hang_up()
+        assert desk.count_booked() == desk.count_seen()
+
+
+@asynchronous
+async def test_a_receipt_travels_with_the_next_task(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        first, second = task_of(0, SMALL), task_of(0, SMALL, step=1)
+        second.question.prepare()
+        first.outcome.add_done_callback(lambda _: desk.mailbox.post([second]))
+        desk.mailbox.post([first])
+        await stream.receive_task()
+        stream.send(*stream.frames(first))
+        _, frame = await stream.receive_task()
+        assert (frame.receipt.task_id, frame.envelope.task_id) == (first.task_id, second.task_id)
+        await linger()
+        assert stream.num_waiting == 0, "it is not sent again"
+        await stream.hang_up()
+        assert desk.count_booked() == desk.count_seen()
+
+
+@asynchronous
+async def test_the_receipts_of_a_hosts_clients_go_to_their_own_sessions(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0, 1)
+        tasks = [desk.post(client) for client in (0, 1)]
+        for _ in tasks:
+            await stream.receive_task()
+        for task in tasks:
+            stream.send(*stream.frames(task))
+        found = [await stream.receive() for _ in tasks]
+        assert {frame.session: frame.receipt.task_id for frame in found} == {
+            stream.number(task.client): task.task_id for task in tasks
+        }
+        await stream.hang_up()
+        assert desk.count_booked() == desk.count_seen()
+
+
+@pytest.mark.parametrize("abstained", [False, True])
+@asynchronous
+async def test_a_failure_ends_its_task_with_the_reason(tmp_path, abstained):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive_task()
+        code = pb.Failure.CODE_ABSTAINED if abstained else pb.Failure.CODE_ERROR
+        digest = task.question.payload.digest
+        envelope = pb.Envelope(task_id=task.task_id, question=digest, failure=pb.Failure(code=code, reason="no"))
+        stream.send(pb.Frame(session=stream.number(), envelope=envelope))
+        assert await stream.receive_receipt() == ("ACCEPTED", task.task_id)
+        assert task.outcome.result() == Missing("no", abstained=abstained)
+
+
+@asynchronous
+async def test_a_result_is_accepted_once_and_a_late_one_not_at_all(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task, late = desk.post(0), desk.post(0, step=1)
+        await stream.receive_task()
+        stream.send(*stream.frames(task))
+        await until(lambda: task.done)
+        await stream.receive_task()
+        desk.mailbox.withdraw([late], "why")
+        assert (await stream.receive()).cancel.task_id == late.task_id
+        stream.send(*stream.frames(task, attempt=1))
+        assert await stream.receive_receipt() == ("DUPLICATE", task.task_id)
+        stream.send(*stream.frames(late))
+        assert await stream.receive_receipt() == ("LATE", late.task_id)
+        stream.send(stream.frames(late, LARGE)[0])
+        assert await stream.receive_receipt() == ("LATE", late.task_id), "its chunks need not come"
+        await stream.hang_up()
+        assert desk.count_booked() == desk.count_seen()
+
+
+@asynchronous
+async def test_an_answer_to_another_question_of_the_task_is_late(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive_task()
+        other = task_of(0, One(torch.ones(1)))
+        stream.send(*stream.frames(other))
+        assert await stream.receive_receipt() == ("LATE", task.task_id)
+        assert not task.done
+
+
+@asynchronous
+async def test_one_client_cannot_answer_for_another(tmp_path):
+    async with office(tmp_path) as desk:
+        honest, other = await desk.connect(0), await desk.connect(1)
+        task = desk.post(0)
+        await honest.receive_task()
+        other.sessions[0] = other.number(1)
+        other.send(*other.frames(task))
+        assert await other.receive_receipt() == ("LATE", task.task_id)
+        assert not task.done
+        rows = [key for key in desk.book.current if key.client == 1 and key.direction == "up"]
+        assert {key.phase for key in rows} == {SESSION}, "what it says of itself is not believed"
+
+
+@asynchronous
+async def test_privacy_rows_are_kept_even_when_their_result_is_refused(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive_task()
+        where = {"client": 0, "round": 0, "phase": "fit", "step": 0, "task": task.task_id}
+        row = Release(Kind.WEIGHTS, ("value",), UNCOVERED, where).to_row(0, GENESIS)
+        frame = pb.Frame.FromString(stream.frames(task)[0])
+        frame.privacy.rows.append(row)
+        frame.envelope.digest = b"wrong"
+        stream.send(frame)
+        receipt = (await stream.receive()).receipt
+        assert (receipt.status, receipt.privacy_rows) == (pb.Receipt.STATUS_REFUSED, 1)
+        [kept] = [json.loads(line) for line in (tmp_path / "privacy.jsonl").read_text().splitlines()]
+        assert kept["client"] == 0
+        await stream.hang_up()
+        assert desk.count_booked() == desk.count_seen()
+
+
+@asynchronous
+async def test_a_question_that_cannot_be_encoded_raises_where_it_was_asked(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0, "no message")
+        with pytest.raises(TypeError):
+            await asyncio.wait_for(task.outcome, 10)
+        after = desk.post(0, step=1)
+        assert (await stream.receive_task())[0].envelope.task_id == after.task_id
+
+
+# What is refused
+
+
+@asynchronous
+async def test_a_damaged_small_result_is_refused_and_the_next_message_goes_through(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive_task()
+        frame = pb.Frame.FromString(stream.frames(task)[0])
+        frame.chunks[0].data = b"\1" + frame.chunks[0].data[1:]
+        stream.send(frame)
+        assert await stream.receive_receipt() == ("REFUSED", task.task_id)
+        stream.send(*stream.frames(task, attempt=1))
+        assert await stream.receive_receipt() == ("ACCEPTED", task.task_id)
+        await stream.hang_up()
+        assert desk.count_booked() == desk.count_seen()
+
+
+@asynchronous
+async def test_a_chunk_that_no_message_announced_ends_the_stream(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        stream.send(pb.Frame(chunks=[pb.Chunk(part=0, data=b"x")]))
+        with pytest.raises(WireError, match="no message announced"):
+            await stream.ended()
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x12\x05ab"])
+@asynchronous
+async def test_garbage_ends_the_stream_and_the_session_can_join_again(tmp_path, data):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        stream.send(data)
+        with pytest.raises(WireError, match="not a Frame"):
+            await stream.ended()
+        task = desk.post(0)
+        again = await desk.connect(0)
+        assert (await again.receive_task())[0].envelope.task_id == task.task_id
+
+
+@pytest.mark.parametrize("case", ["no attach", "token", "another's session", "no session"])
+@asynchronous
+async def test_a_session_that_is_not_the_streams_own_ends_it(tmp_path, case):
+    async with office(tmp_path) as desk:
+        honest = await desk.connect(0)
+        stream = desk.open(1) if case in ("no attach", "token") else await desk.connect(1)
+        number = {"another's session": honest.number(), "no session": 0}.get(case, stream.number())
+        attach = pb.Attach(token=b"guessed") if case == "token" else None
+        stream.send(pb.Frame(session=number, attach=attach, heartbeat=pb.Heartbeat()))
+        with pytest.raises(UnknownSession, match="join again"):
+            await stream.ended()
+        task = desk.post(0)
+        assert (await honest.receive_task())[0].envelope.task_id == task.task_id
+
+
+@asynchronous
+async def test_the_session_of_a_client_that_joined_again_elsewhere_ends_the_old_stream(tmp_path):
+    async with office(tmp_path) as desk:
+        old = await desk.connect(0)
+        await desk.connect(0)
+        old.send(pb.Frame(session=old.number(), heartbeat=pb.Heartbeat()))
+        with pytest.raises(UnknownSession):
+            await old.ended()
+
+
+# The stream's life
+
+
+@asynchronous
+async def test_a_heartbeat_is_echoed_with_the_durable_points(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        desk.mailbox.durable = 5
+        stream.send(pb.Frame(session=stream.number(), heartbeat=pb.Heartbeat()))
+        assert (await stream.receive()).heartbeat.durable == 5
+        await stream.hang_up()
+        assert desk.count_booked() == desk.count_seen()
+
+
+@asynchronous
+async def test_a_silent_stream_is_closed_after_three_heartbeats(tmp_path, clock):
+    async with office(tmp_path, heartbeat_s=10) as desk:
+        stream, session = await desk.connect(0), desk.roster.get(0)
+        clock.advance(30)
+        stream.connection.check_idle(clock.monotonic())
+        stream.send(pb.Frame(session=stream.number(), heartbeat=pb.Heartbeat()))
+        await stream.receive()
+        clock.advance(30)
+        stream.connection.check_idle(clock.monotonic())
+        assert not stream.running.done()
+        clock.advance(0.1)
+        stream.connection.check_idle(clock.monotonic())
+        with pytest.raises(Unavailable, match="no heartbeat for 30 s"):
+            await stream.ended()
+        assert session.link is None
+
+
+@asynchronous
+async def test_a_client_that_does_not_read_is_dropped_and_its_task_waits_for_it(tmp_path, clock):
+    async with office(tmp_path, transfer_idle_s=60, heartbeat_s=1000) as desk:
+        stream = await desk.connect(0)
+        stream.reading.clear()
+        task = desk.post(0, LARGE)
+        await until(lambda: stream.written)
+        clock.advance(60)
+        stream.connection.check_idle(clock.monotonic())
+        assert not stream.running.done()
+        clock.advance(0.1)
+        stream.connection.check_idle(clock.monotonic())
+        with pytest.raises(Unavailable, match="read nothing for 60 s"):
+            await stream.ended()
+        assert desk.count_booked() == desk.count_seen()
+        assert all(key.aborted for key in desk.book.current if key.phase == "fit")
+        again = await desk.connect(0)
+        assert (await again.receive_task())[0].envelope.task_id == task.task_id
+
+
+@asynchronous
+async def test_a_stream_that_ends_leaves_its_clients_time_to_come_again(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0, 1)
+        task = desk.post(0)
+        await stream.receive_task()
+        await stream.hang_up()
+        assert [session.link for session in desk.roster] == [None, None]
+        assert (task.leased, task.done) == (True, False)
+        again = await desk.connect(0, 1)
+        _, first = await again.receive_task()
+        assert (first.envelope.task_id, first.envelope.attempt) == (task.task_id, 1)
+
+
+@asynchronous
+async def test_the_end_of_the_run_is_said_once_to_a_host_and_frees_its_ids(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0, 1)
+        desk.mailbox.durable = 4
+        desk.mailbox.finish("the run is complete")
+        frame = await stream.receive()
+        assert frame.finished == pb.Finished(reason="the run is complete", durable=4)
+        assert len(desk.roster) == 0
+        await stream.hang_up()
+        assert len(stream.written) == 1
+        assert desk.count_booked() == desk.count_seen()
+
+
+@asynchronous
+async def test_receipts_that_wait_go_out_before_the_end_of_the_run(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0, 1)
+        tasks = [desk.post(client) for client in (0, 1)]
+        for task in tasks:
+            await stream.receive_task()
+            stream.send(*stream.frames(task))
+        await until(lambda: all(task.done for task in tasks))
+        desk.mailbox.finish("the run is complete")
+        told: list[str] = []
+        while not (frame := await stream.receive()).HasField("finished"):
+            told.append(frame.receipt.task_id)
+        assert {*told, frame.receipt.task_id} - {""} == {task.task_id for task in tasks}
+
+
+@asynchronous
+async def test_rows_of_a_host_are_booked_under_the_client_that_they_concern(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0, 1)
+        tasks = [desk.post(0), desk.post(1, LARGE)]
+        for _ in tasks:
+            await stream.receive_task()
+        stream.send(*stream.frames(tasks[0]))
+        assert await stream.receive_receipt() == ("ACCEPTED", tasks[0].task_id)
+        stream.send(*await stream.upload(tasks[1]))
+        await until(lambda: tasks[1].done)
+        await stream.hang_up()
+        assert desk.count_booked() == desk.count_seen()
+        sizes = {
+            (key.client, key.direction): sums.tensor_bytes
+            for key, sums in desk.book.current.items()
+            if key.kind == Kind.WEIGHTS.label
+        }
+        small, large = SMALL.value.nbytes, LARGE.value.nbytes
+        assert sizes == {(0, "down"): small, (0, "up"): small, (1, "down"): large, (1, "up"): large}
+
+
+@pytest.mark.parametrize("body", [{"heartbeat": pb.Heartbeat()}, {"envelope": pb.Envelope(task_id="unknown")}])
+@asynchronous
+async def test_a_client_that_reads_nothing_does_not_fill_the_memory(tmp_path, monkeypatch, body):
+    monkeypatch.setattr(connection, "_MAX_OUTBOX", 10)
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        stream.reading.clear()
+        stream.send(*[pb.Frame(session=stream.number(), **body).SerializeToString()] * 500)
+        await linger()
+        assert len(stream.connection._outbox) <= 11
+        stream.reading.set()
+        await until(lambda: not stream.connection._outbox)
+
+
+@asynchronous
+async def test_a_cancel_during_a_large_task_comes_again_after_its_last_chunk(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        stream.reading.clear()
+        task = desk.post(0, LARGE)
+        await until(lambda: stream.written)
+        desk.mailbox.withdraw([task], "over")
+        stream.reading.set()
+        await linger()
+        frames = [await stream.receive() for _ in range(stream.num_waiting)]
+        assert frames[-1].HasField("cancel")
+
+
+@asynchronous
+async def test_millions_of_chunks_in_one_frame_are_not_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(connection, "_MAX_PARTS", 3)
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive()
+        result = pb.Envelope(task_id=task.task_id, question=task.question.payload.digest)
+        stream.send(pb.Frame(session=stream.number(), envelope=result, chunks=[pb.Chunk()] * 4).SerializeToString())
+        frame = await stream.receive()
+        assert frame.receipt.status == pb.Receipt.STATUS_REFUSED
+        assert "4 chunks" in frame.receipt.reason
