@@ -25,7 +25,7 @@ from fedrpc.seeds import seed_torch
 from fedrpc.wire.codec import Payload, decode, encode
 from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import check_name, serialise_file
-from fedrpc.wire.ledger import EVALUATE, SESSION, LedgerAnswer, to_json
+from fedrpc.wire.ledger import EVALUATE, SESSION, LedgerAnswer, Rows, to_json
 from fedrpc.wire.message import averaged_fields
 from fedrpc.wire.tcpinfo import Meter
 
@@ -50,7 +50,7 @@ class Answerer:
         """
         question = task.envelope
         if question.phase == SESSION:
-            return self._report_ledger(task)
+            return report_ledger(task, self._store.read_ledger(), self._meter)
         kept = self._store.find_answer(check_name(question.task_id), question.digest)
         if kept is not None:
             return kept
@@ -81,13 +81,6 @@ class Answerer:
             del context, body, payload, message
             give_back_memory()
         return kept
-
-    def _report_ledger(self, task: Task) -> Kept:
-        """Answers the question for the client's ledger, which is asked anew each time: the answer is not kept."""
-        decode(LEDGER.down, task.envelope.parts, task.buffers)
-        lines = "\n".join(to_json(key, sums) for key, sums in self._store.read_ledger().items())
-        payload = encode(LedgerAnswer(lines, *self._meter.read()))
-        return serialise_file(_build_reply(task.envelope, payload), payload)
 
     def _phase(self, name: str) -> Phase[Any, Any]:
         if name in BUILTIN:
@@ -147,6 +140,14 @@ class Answerer:
             device=self._device,
         )
         return ClientEvaluation(result.num_examples, result.num_correct, result.loss_sum)
+
+
+def report_ledger(task: Task, rows: Rows, meter: Meter) -> Kept:
+    """Answers the question for a client's ledger, which is asked anew each time: the answer is not kept."""
+    decode(LEDGER.down, task.envelope.parts, task.buffers)
+    lines = "\n".join(to_json(key, sums) for key, sums in rows.items())
+    payload = encode(LedgerAnswer(lines, *meter.read()))
+    return serialise_file(_build_reply(task.envelope, payload), payload)
 
 
 def _build_reply(question: Envelope, payload: Payload) -> Envelope:

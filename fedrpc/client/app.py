@@ -15,7 +15,7 @@ import torch
 
 import fedrpc
 from fedrpc import log
-from fedrpc.client.member import Member, Work
+from fedrpc.client.member import Member, Work, is_about_ledger
 from fedrpc.client.store import Kept
 from fedrpc.client.transport import Failure, SessionLost, Stream, Task, Transport, Welcome
 from fedrpc.config import RunConfig, parse_join_config
@@ -195,7 +195,8 @@ class ClientApp:
     # Working
 
     def _enqueue(self, member: Member, task: Task) -> None:
-        self._make_room_for(member)
+        if not is_about_ledger(task):
+            self._make_room_for(member)
         self._queue.put_nowait((member, task))
 
     async def _answer_tasks(self) -> None:

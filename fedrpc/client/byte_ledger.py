@@ -11,6 +11,15 @@ from fedrpc.wire.ledger import Rows, Sums, from_json, merge, to_json
 _MAX_LINES = 10_000  # a phase of many steps books the same rows again and again: then they are added up
 
 
+def read_byte_ledger(path: Path) -> Rows:
+    """Reads the rows of a ledger that is not open; none when there is no file."""
+    if not path.exists():
+        return {}
+    ledger = ByteLedger(path)
+    ledger.close()
+    return ledger.read()
+
+
 class ByteLedger:
     """Rows are in the file when `book` returns, so a kill loses none; a transaction for each would cost ten times that.
 

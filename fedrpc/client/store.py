@@ -28,6 +28,7 @@ from fedrpc.wire.frames import check_digest, fits_frame, load_payload, serialise
 from fedrpc.wire.ledger import Rows
 
 T = TypeVar("T")
+BYTES_FILE = "bytes.jsonl"
 Kept = Path | bytes  # an answer's file, or the bytes of the file when the answer is small
 _SMALL_BYTES = 32 << 10  # an answer up to this goes into the database
 _LARGE_BYTES = 256 << 10  # a larger value gets a file: SQLite would write it twice and checksum every page
@@ -85,15 +86,50 @@ class ClientStore:
         for path in (self._answers, self._values):
             path.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()  # the training thread and the event loop share the store
-        self._db = sqlite3.connect(folder / "store.db", check_same_thread=False, isolation_level=None)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._bytes = ByteLedger(folder / "bytes.jsonl")
+        self._path = folder / "store.db"
+        # A store is created without waiting for the disk. Until its file is synced, which the first row with a cost
+        # waits for, a power cut can only take what was not synced anyway, and at worst all of it.
+        self._is_synced = False
+        try:
+            self._db = self._open_database()
+        except sqlite3.DatabaseError as error:
+            if type(error) is not sqlite3.DatabaseError:  # it is locked, or the disk fails: that is another matter
+                raise
+            # Torn by a power cut: the server's copy of the privacy rows is adopted.
+            for path in folder.glob("store.db*"):
+                path.replace(folder / f"torn-{path.name}")
+            self._db = self._open_database()
+        self._bytes = ByteLedger(folder / BYTES_FILE)
         self._syncing = False
         self._unsent: set[str] = set()  # answers that were committed and not yet sent
         self._last_rows: tuple[int, list[str]] = (-1, [])  # the index of the last commit's first row, and its rows
-        self._db.executescript(f"PRAGMA synchronous=NORMAL; BEGIN; {_SCHEMA} COMMIT;")
         named = {name for (name,) in self._db.execute("SELECT value FROM entries WHERE typeof(value) = 'text'")}
         self._remove(path.name for path in self._values.iterdir() if path.name not in named)  # left by a crash
+
+    def _open_database(self) -> sqlite3.Connection:
+        is_new = not self._path.exists()
+        db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
+        try:
+            if is_new:
+                db.execute("PRAGMA synchronous=OFF")
+            db.execute("PRAGMA journal_mode=WAL")
+            db.executescript(f"BEGIN; {_SCHEMA} COMMIT; PRAGMA synchronous=NORMAL;")
+            return db
+        except sqlite3.DatabaseError:
+            db.close()
+            raise
+
+    def _sync(self) -> None:
+        """Makes the file and its name durable, once; SQLite sees to what is written to it later."""
+        if self._is_synced:
+            return
+        for path in (self._path, self._path.parent):
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        self._is_synced = True
 
     def _fetch_one(self, sql: str, *args: Any) -> Any:
         with self._lock:
@@ -169,6 +205,8 @@ class ClientStore:
             write_atomically(path, kept, sync=has_cost)
         values = {key: self._set_aside(value) for key, value in writes.items()}
         with self._lock:
+            if has_cost:
+                self._sync()
             if has_cost != self._syncing:
                 self._db.execute(f"PRAGMA synchronous={'FULL' if has_cost else 'NORMAL'}")
                 self._syncing = has_cost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -361,6 +362,30 @@ def test_an_answer_of_one_frame_is_sent_from_memory_and_kept_in_a_file(tmp_path,
     assert isinstance(kept, bytes)
     assert isinstance(found, Path)
     assert found.read_bytes() == kept
+
+
+def test_a_store_that_a_power_cut_tore_is_begun_anew(tmp_path):
+    with closing(ClientStore(tmp_path)) as store:
+        commit(store, "a", released=(release(),))
+    (tmp_path / "store.db").write_bytes(b"torn" * 1024)
+    with closing(ClientStore(tmp_path)) as store:
+        assert store.num_released() == 0
+        assert store.adopt_chain(1, b"h" * 32, ())
+        assert commit(store, "b")
+    assert (tmp_path / "torn-store.db").exists()
+
+
+def test_rows_with_a_cost_wait_for_the_disk_from_the_first_on(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("os.fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    with closing(ClientStore(tmp_path)) as store:
+        commit(store, "a", released=(release(),))
+        assert synced == [], "nothing was spent"
+        for task in ("b", "c"):
+            spent = Guarantee("gaussian", {}, "theorem", ((1.0, 1.0, 1),))
+            commit(store, task, released=(release(guarantee=spent),))
+        assert synced.count(str(tmp_path / "store.db")) == 1
+        assert str(tmp_path) in synced
 
 
 def test_rows_travel_in_messages_that_are_not_too_large(store):
