@@ -56,7 +56,6 @@ from fedrpc.wire.frames import (
 )
 from fedrpc.wire.ledger import Attempt, Rows, classify_chunk, compute_totals, count_other_fields, list_inline, merge
 from fedrpc.wire.message import Tensors
-from fedrpc.wire.tcpinfo import Meter
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 CPU = torch.device("cpu")
@@ -190,7 +189,7 @@ class InMemoryClients:
     def _client(self, client: ClientId) -> tuple[ClientStore, Answerer]:
         if client not in self._open:
             store = ClientStore(self._folder / str(client))
-            answerer = Answerer(self._problem, client, store, CPU, Meter(0, local=False))
+            answerer = Answerer(self._problem, client, store, CPU)
             self._open[client] = store, answerer
         return self._open[client]
 

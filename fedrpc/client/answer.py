@@ -27,7 +27,6 @@ from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import check_name, serialise_file
 from fedrpc.wire.ledger import EVALUATE, SESSION, LedgerAnswer, Rows, to_json
 from fedrpc.wire.message import averaged_fields
-from fedrpc.wire.tcpinfo import Meter
 
 _LONG_S = 0.3
 
@@ -35,9 +34,8 @@ _LONG_S = 0.3
 class Answerer:
     """Answers tasks one at a time, in the training thread."""
 
-    def __init__(self, problem: Problem, client: int, store: ClientStore, device: torch.device, meter: Meter) -> None:
+    def __init__(self, problem: Problem, client: int, store: ClientStore, device: torch.device) -> None:
         self._problem, self._client, self._store, self._device = problem, client, store, device
-        self._meter = meter
         self._data = problem.load_client_data(client)
         self._cache: dict[str, Any] = {}
         self.cpu_s = 0.0  # CPU time of the answers, most of it training
@@ -50,7 +48,7 @@ class Answerer:
         """
         question = task.envelope
         if question.phase == SESSION:
-            return report_ledger(task, self._store.read_ledger(), self._meter)
+            return report_ledger(task, self._store.read_ledger())
         kept = self._store.find_answer(check_name(question.task_id), question.digest)
         if kept is not None:
             return kept
@@ -142,11 +140,11 @@ class Answerer:
         return ClientEvaluation(result.num_examples, result.num_correct, result.loss_sum)
 
 
-def report_ledger(task: Task, rows: Rows, meter: Meter) -> Kept:
+def report_ledger(task: Task, rows: Rows) -> Kept:
     """Answers the question for a client's ledger, which is asked anew each time: the answer is not kept."""
     decode(LEDGER.down, task.envelope.parts, task.buffers)
     lines = "\n".join(to_json(key, sums) for key, sums in rows.items())
-    payload = encode(LedgerAnswer(lines, *meter.read()))
+    payload = encode(LedgerAnswer(lines))
     return serialise_file(_build_reply(task.envelope, payload), payload)
 
 

@@ -185,7 +185,7 @@ class ClientApp:
         sharing = self._options.num_sharing or config.clients
         index = ids[0] // len(ids)  # among processes with as many clients each
         device = choose(self._options.device or config.device, index, sharing)
-        work = Work(problem, check_name(welcome.run_id), device, self._transport.meter)
+        work = Work(problem, check_name(welcome.run_id), device)
         if len(self._members) == 1:
             self._members[0].load(work)
             del problem.partition  # all clients' indices; this client has loaded its own examples

@@ -18,7 +18,6 @@ from fedrpc.client.transport import Admission, Failure, Receipt, Stream, Task
 from fedrpc.errors import Refused
 from fedrpc.problem import Problem
 from fedrpc.wire.ledger import SESSION, Rows
-from fedrpc.wire.tcpinfo import Meter
 
 
 @dataclass(frozen=True)
@@ -27,13 +26,11 @@ class Work:
 
     Args:
         run_id: The run's id, which is safe as a file name.
-        meter: The kernel's counters of the process's connection.
     """
 
     problem: Problem
     run_id: str
     device: torch.device
-    meter: Meter
 
 
 def is_about_ledger(task: Task) -> bool:
@@ -113,7 +110,7 @@ class Member:
         if self._answerer is None:
             assert self._work is not None and self._store is not None, "opened before"
             work = self._work
-            self._answerer = Answerer(work.problem, self.client, self._store, work.device, work.meter)
+            self._answerer = Answerer(work.problem, self.client, self._store, work.device)
         return self._answerer
 
     def close(self) -> None:
@@ -167,9 +164,8 @@ class Member:
     def answer(self, task: Task) -> Kept:
         """Answers a task, in the training thread; the store is open unless the question is for the ledger."""
         if is_about_ledger(task):
-            assert self._work is not None, "joined before"
             rows = self._store.read_ledger() if self._store else read_byte_ledger(self._folder / BYTES_FILE)
-            return report_ledger(task, rows, self._work.meter)
+            return report_ledger(task, rows)
         answerer = self._open_answerer()
         before = answerer.cpu_s
         try:

@@ -36,7 +36,6 @@ from fedrpc.wire.frames import (
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import Attempt, Rows, count_other_fields, list_inline
 from fedrpc.wire.receiving import Receiver
-from fedrpc.wire.tcpinfo import Meter
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 _REFUSALS = {
@@ -154,7 +153,6 @@ class Transport:
         self._channel = (
             grpc.aio.secure_channel(address, creds, OPTIONS) if creds else grpc.aio.insecure_channel(address, OPTIONS)
         )
-        self.meter = Meter(int(address.rpartition(":")[2]), local=False)
         # Bytes pass through these calls unchanged: an answer is serialised once and sent as often as needed.
         self._join: Any = self._channel.unary_unary(f"/{SERVICE}/Join")
         self._connect: Any = self._channel.stream_stream(f"/{SERVICE}/Connect")

@@ -331,11 +331,9 @@ class LedgerQuestion:
 
 @dataclass(frozen=True)
 class LedgerAnswer:
-    """Up: the client's rows, one JSON line each, and the kernel's counters of its connection."""
+    """Up: the client's rows, one JSON line each."""
 
     rows: str = part(Kind.ENVELOPE)
-    kernel_sent: int = part(Kind.ENVELOPE)
-    kernel_received: int = part(Kind.ENVELOPE)
 
 
 def parse_rows(text: str) -> Rows:

@@ -125,7 +125,7 @@ MESSAGES: dict[str, Callable[[], Any]] = {
     "evaluate_candidate": lambda: Candidate(WEIGHTS),
     "evaluate_judgement": lambda: ClientEvaluation(10, 7, 3.5),
     "ledger_question": lambda: LedgerQuestion("what did you count?"),
-    "ledger_answer": lambda: LedgerAnswer('{"round":0}', 100, 200),
+    "ledger_answer": lambda: LedgerAnswer('{"round":0}'),
 }
 
 

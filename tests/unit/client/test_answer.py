@@ -29,7 +29,6 @@ from fedrpc.wire.frames import load_payload
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import Key, LedgerAnswer, LedgerQuestion, Sums, parse_rows
 from fedrpc.wire.message import Tensors, part
-from fedrpc.wire.tcpinfo import Meter
 from tests.fakes import CPU, problem_of
 from tests.unit.wire.messages import kept_message
 
@@ -92,7 +91,7 @@ class Desk:
     def __init__(self, folder: Path, problem: Any = None, client: int = 1) -> None:
         self.store = ClientStore(folder)
         self.problem = problem or problem_of(Talker)
-        self.answerer = Answerer(self.problem, client, self.store, CPU, Meter(0, local=False))
+        self.answerer = Answerer(self.problem, client, self.store, CPU)
         self.stop = threading.Event()
 
     def ask(

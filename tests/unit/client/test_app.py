@@ -32,7 +32,6 @@ from fedrpc.server.rounds import ServerContext, ServerRound
 from fedrpc.server.spool import Spool
 from fedrpc.wire.frames import count_message_bytes
 from fedrpc.wire.ledger import LedgerFile, compare, group_by_client
-from fedrpc.wire.tcpinfo import Meter
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.fakes import CPU, asynchronous, problem_of
 
@@ -150,7 +149,7 @@ async def hub(folder: Path, monkeypatch: pytest.MonkeyPatch, problem: Problem) -
 
     class InMemory(Transport):
         def __init__(self, address: str, **_: Any) -> None:
-            self.address, self.meter = address, Meter(0, local=False)
+            self.address = address
             self._join, self._connect = found.join, found.connect
 
         async def close(self) -> None:

@@ -20,7 +20,6 @@ from fedrpc.problem import Problem
 from fedrpc.wire.codec import encode
 from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.ledger import SESSION, Key, Sums
-from fedrpc.wire.tcpinfo import Meter
 from tests.fakes import CPU, asynchronous, problem_of
 from tests.unit.wire.messages import kept_message
 
@@ -35,7 +34,7 @@ def problem() -> Problem:
 
 @pytest.fixture
 def work(problem) -> Work:
-    return Work(problem, "run", CPU, Meter(0, local=False))
+    return Work(problem, "run", CPU)
 
 
 class Desk:
