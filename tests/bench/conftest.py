@@ -54,4 +54,4 @@ def figures(request: pytest.FixtureRequest, small: bool) -> Iterator[Figures]:
     found = Figures(request.node.name.removeprefix("test_"))
     yield found
     if request.node.stash.get(_PASSED, False) and not small:
-        found.write(results.FOLDER)
+        found.write(results.ASIDE if request.node.get_closest_marker("aside") else results.FOLDER)

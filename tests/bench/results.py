@@ -11,6 +11,7 @@ from typing import Any
 from tests.bench.measures import describe_machine
 
 FOLDER = Path(__file__).parent / "results" / "goals"
+ASIDE = FOLDER.with_name("aside")  # of benches without a goal
 
 
 class Figures:
