@@ -37,11 +37,16 @@ def write_atomically(path: Path, data: str | bytes, *, sync: bool = False) -> No
 def write_durably(path: Path, data: str | bytes) -> None:
     """Replaces a file's contents in one step, and returns only when a power cut cannot undo it."""
     write_atomically(path, data, sync=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)  # the name must be as safe as the contents
+
+
+def sync(path: Path) -> None:
+    """Waits until a file's contents, or a folder's names, are on disk."""
+    fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the name must be as safe as the contents
+        os.fsync(fd)
     finally:
-        os.close(folder)
+        os.close(fd)
 
 
 @contextmanager

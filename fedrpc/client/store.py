@@ -7,7 +7,6 @@ answer, so an answer can be undone with all later ones; versions before a durabl
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import sqlite3
 import threading
@@ -15,9 +14,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedrpc import log
 from fedrpc.client.byte_ledger import ByteLedger
 from fedrpc.errors import Refused, WireError
-from fedrpc.files import write_atomically
+from fedrpc.files import sync, write_atomically, write_durably
 from fedrpc.privacy.accountant import compute_epsilon, merge_histories
 from fedrpc.privacy.ledger import GENESIS, Release, hash_row, read_history
 from fedrpc.privacy.mechanisms import History
@@ -96,6 +96,7 @@ class ClientStore:
             if type(error) is not sqlite3.DatabaseError:  # it is locked, or the disk fails: that is another matter
                 raise
             # Torn by a power cut: the server's copy of the privacy rows is adopted.
+            log.get("store").warning("store_torn", error=str(error), kept_as=f"torn-{self._path.name}")
             for path in folder.glob("store.db*"):
                 path.replace(folder / f"torn-{path.name}")
             self._db = self._open_database()
@@ -123,12 +124,8 @@ class ClientStore:
         """Makes the file and its name durable, once; SQLite sees to what is written to it later."""
         if self._is_synced:
             return
-        for path in (self._path, self._path.parent):
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        sync(self._path)
+        sync(self._path.parent)
         self._is_synced = True
 
     def _fetch_one(self, sql: str, *args: Any) -> Any:
@@ -147,15 +144,7 @@ class ClientStore:
         if value is None or len(value) <= _LARGE_BYTES:
             return value
         name = secrets.token_hex(16)
-        with (self._values / name).open("wb") as file:
-            file.write(value)
-            file.flush()
-            os.fsync(file.fileno())
-        folder = os.open(self._values, os.O_RDONLY)  # its name must be as durable as its bytes
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_durably(self._values / name, value)
         return name
 
     def _remove(self, names: Iterable[Any]) -> None:

@@ -21,10 +21,12 @@ from fedrpc.wire.codec import Payload
 from fedrpc.wire.envelope import Envelope, build_envelope, read_envelope
 from fedrpc.wire.frames import (
     EMPTY_BODY,
+    MAX_MISSED_HEARTBEATS,
     SCHEMA_DIGEST,
     SERVICE,
-    SMALL_BYTES,
     Assembler,
+    announces_chunks,
+    assemble_frame,
     fits_frame,
     load_payload,
     parse,
@@ -222,8 +224,6 @@ class Stream:
         translate: Turns a gRPC error into one of ours.
     """
 
-    _MISSED = 3
-
     def __init__(
         self, call: Any, max_bytes: int, heartbeat_s: float, pool: Executor, translate: Callable[[Any], FedrpcError]
     ) -> None:
@@ -265,8 +265,8 @@ class Stream:
     async def _beat(self) -> NoReturn:
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            if time.monotonic() - self._heard_at > self._MISSED * self._heartbeat_s:
-                raise Unavailable(f"the server was silent for {self._MISSED * self._heartbeat_s:g} s")
+            if time.monotonic() - self._heard_at > (silence_s := MAX_MISSED_HEARTBEATS * self._heartbeat_s):
+                raise Unavailable(f"the server was silent for {silence_s:g} s")
             session = next(iter(self._listeners))
             await self._write(pb.Frame(session=session, heartbeat=pb.Heartbeat()).SerializeToString())
 
@@ -332,13 +332,11 @@ class Stream:
         envelope = frame.envelope
         attempt = Attempt(envelope.round, envelope.phase, "down", listener.client, envelope.attempt)
         attempt.add_first(size, list_inline(frame), count_other_fields(frame))
-        assembler = Assembler(envelope, self._max_bytes)
-        if not frame.chunks and sum(part.size for part in envelope.parts) > SMALL_BYTES:
-            self._download = listener, envelope, Receiver(assembler, attempt, self._pool)
+        if announces_chunks(frame):
+            receiver = Receiver(Assembler(envelope, self._max_bytes), attempt, self._pool)
+            self._download = listener, envelope, receiver
             return
-        for chunk in frame.chunks:
-            assembler.add(chunk.part, chunk.data)
-        buffers = assembler.finish()
+        buffers = assemble_frame(frame, self._max_bytes)
         listener.book(attempt.close())
         listener.receive_task(Task(read_envelope(envelope), buffers))
 

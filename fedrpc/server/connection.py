@@ -24,8 +24,9 @@ from fedrpc.server.rounds import ServerContext
 from fedrpc.server.upload import Upload
 from fedrpc.wire.envelope import Cancel, Finished
 from fedrpc.wire.frames import (
-    SMALL_BYTES,
-    Assembler,
+    MAX_MISSED_HEARTBEATS,
+    announces_chunks,
+    assemble_frame,
     check_name,
     parse,
     read_chunk,
@@ -46,7 +47,6 @@ from fedrpc.wire.ledger import (
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 _RECEIPT_S = 0.01  # how long a receipt waits for a task with which it can travel
-_MISSED = 3  # heartbeats that a client may miss
 _MAX_OUTBOX = 1000  # frames that wait to be sent: beyond it nothing more is read, so that a client cannot fill memory
 _MAX_PARTS = 1000  # a part is a field of a message's dataclass
 _Status = pb.Receipt.Status
@@ -192,8 +192,8 @@ class Connection:
             self._break(f"the client read nothing for {limit:g} s; the transfer was aborted")
         elif moved_at is not None and now - moved_at > limit:
             self._break(f"the client sent nothing for {limit:g} s; the transfer was aborted")
-        elif now - self._heard_at > _MISSED * self._desk.limits.heartbeat_s:
-            self._break(f"no heartbeat for {_MISSED * self._desk.limits.heartbeat_s:g} s")
+        elif now - self._heard_at > (silence_s := MAX_MISSED_HEARTBEATS * self._desk.limits.heartbeat_s):
+            self._break(f"no heartbeat for {silence_s:g} s")
 
     def end(self) -> None:
         """Ends the stream because the server stops; its client looks for the server again."""
@@ -242,7 +242,7 @@ class Connection:
         """Sends what is too large for one frame, or not yet encoded, one message at a time."""
         while True:
             session, delivery = await self._large.get()
-            if not await self._prepare(delivery.task):
+            if not delivery.current or not await self._prepare(delivery.task):
                 continue
             if delivery.task.question.is_small:
                 await self._deliver(session, delivery)
@@ -348,7 +348,7 @@ class Connection:
                 status = self._describe_unwanted(task, envelope)
             elif not fits:
                 raise WireError(f"a message of {len(envelope.parts)} parts has {len(frame.chunks)} chunks in its frame")
-            elif _is_large(frame):
+            elif announces_chunks(frame) and not envelope.HasField("failure"):
                 await self._begin_upload(task, session, envelope, attempt, rows)
                 return
             else:
@@ -381,10 +381,7 @@ class Connection:
             self._mailbox.accept_failure(task, reason, abstained=abstained)
             return
         data = io.BytesIO()
-        assembler = Assembler(envelope, self._desk.limits.max_message_bytes, data)
-        for chunk in frame.chunks:
-            assembler.add(chunk.part, chunk.data)
-        assembler.finish()
+        assemble_frame(frame, self._desk.limits.max_message_bytes, data)
         kept = self._desk.server.spool.keep_small(data.getvalue(), task.epoch, task.task_id)
         self._mailbox.accept_reply(task, kept)
 
@@ -461,9 +458,3 @@ class Connection:
         for session, receipt in self._receipts.items():
             self._queue(session, pb.Frame(receipt=receipt))
         self._receipts.clear()
-
-
-def _is_large(frame: pb.Frame) -> bool:
-    """Whether a result's chunks are still to come."""
-    size = sum(part.size for part in frame.envelope.parts)
-    return not frame.chunks and size > SMALL_BYTES and not frame.envelope.HasField("failure")

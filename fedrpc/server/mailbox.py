@@ -84,6 +84,11 @@ class _Queue:
         self.num_missed = 0  # deadlines, since the last reply
 
 
+def _get_depth(link: Link) -> int:
+    """How many leases a stream may have at a time."""
+    return _DEPTH if link.num_sessions > 1 else 1
+
+
 class Mailbox:
     """Hands tasks to the streams of their clients.
 
@@ -194,8 +199,7 @@ class Mailbox:
     def _offer(self, link: Link) -> None:
         """Gives a stream a turn if it has a ready task and room for it."""
         queue = self._queues.get(link)
-        depth = _DEPTH if link.num_sessions > 1 else 1
-        if queue and queue.ready and queue.num_leased < depth:
+        if queue and queue.ready and queue.num_leased < _get_depth(link):
             self._num_turns += 1
             heapq.heappush(self._turns, (queue.ready[0][0], self._num_turns, link))
 
@@ -210,7 +214,7 @@ class Mailbox:
             if not queue.num_leased and self._parallel and self._num_busy_links >= self._parallel:
                 return
             heapq.heappop(self._turns)
-            if queue.num_leased >= (_DEPTH if link.num_sessions > 1 else 1):
+            if queue.num_leased >= _get_depth(link):
                 continue  # it gets a turn when a lease ends
             _, task = heapq.heappop(queue.ready)
             if task.queued is link:

@@ -27,6 +27,7 @@ CHUNK_BYTES = 1 << 20  # the fewest CPU seconds per gigabyte; see protos/README.
 SMALL_BYTES = (
     256 << 10
 )  # a message up to this travels in the frame of its envelope: more frames cost more than its bytes
+MAX_MISSED_HEARTBEATS = 3  # either side gives up a stream that misses more
 GRPC_PREFIX_BYTES = 5  # gRPC's header of each message
 SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
 SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()  # equal digests can communicate
@@ -236,6 +237,19 @@ class Assembler:
         if self._file is not None:
             _write_footer(self._file, self.envelope)
         return [memoryview(buffer) for buffer in self._buffers]
+
+
+def announces_chunks(frame: pb.Frame) -> bool:
+    """Whether a message's chunks follow its first frame; those of a small one are in it."""
+    return not frame.chunks and sum(part.size for part in frame.envelope.parts) > SMALL_BYTES
+
+
+def assemble_frame(frame: pb.Frame, max_bytes: int, file: BinaryIO | None = None) -> list[memoryview]:
+    """Assembles and checks a message that is in one frame; see `Assembler`."""
+    assembler = Assembler(frame.envelope, max_bytes, file)
+    for chunk in frame.chunks:
+        assembler.add(chunk.part, chunk.data)
+    return assembler.finish()
 
 
 def _pad(file: BinaryIO) -> None:
