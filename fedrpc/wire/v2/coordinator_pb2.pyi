@@ -173,18 +173,22 @@ class Member(_message.Message):
 
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
+    PUBLIC_KEY_FIELD_NUMBER: _builtins.int
     client_id: _builtins.int
     instance: _builtins.str
     """random, made once and kept in the client's store"""
+    public_key: _builtins.bytes
+    """with which its signatures are checked (SubjectPublicKeyInfo, DER)"""
     def __init__(
         self,
         *,
         client_id: _builtins.int = ...,
         instance: _builtins.str = ...,
+        public_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "instance", b"instance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "instance", b"instance", "public_key", b"public_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -284,19 +288,23 @@ class Spent(_message.Message):
     NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
     SAMPLE_RATE_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    ADJACENCY_FIELD_NUMBER: _builtins.int
     noise_multiplier: _builtins.float
     sample_rate: _builtins.float
     steps: _builtins.int
+    adjacency: _builtins.str
+    """between which data sets the guarantee holds; costs of different ones are not added up"""
     def __init__(
         self,
         *,
         noise_multiplier: _builtins.float = ...,
         sample_rate: _builtins.float = ...,
         steps: _builtins.int = ...,
+        adjacency: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["noise_multiplier", b"noise_multiplier", "sample_rate", b"sample_rate", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adjacency", b"adjacency", "noise_multiplier", b"noise_multiplier", "sample_rate", b"sample_rate", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -614,8 +622,11 @@ class PrivacyRows(_message.Message):
 
     FIRST_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     first: _builtins.int
     """index of rows[0] in the chain"""
+    signature: _builtins.bytes
+    """the client's, of the chain's head after the last of its rows that the server then holds"""
     @_builtins.property
     def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """one JSON object each"""
@@ -625,10 +636,11 @@ class PrivacyRows(_message.Message):
         *,
         first: _builtins.int = ...,
         rows: _abc.Iterable[_builtins.str] | None = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "rows", b"rows", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
