@@ -71,7 +71,8 @@ class Answerer:
             "step": question.step,
             "task": question.task_id,
         }
-        released = list_releases(payload.kinds, context.guarantees, where, self._problem.config.privacy.noise)
+        noise = self._problem.config.privacy.noise
+        released = list_releases(payload.kinds, context.guarantees, where, noise, context.trained)
         kept = self._store.commit(reply, payload, transaction.writes, released)
         if took > _LONG_S:
             # A client is idle for most of a run, and must not hold its training's memory: 75 idle clients of a small
@@ -98,7 +99,7 @@ class Answerer:
             device=self._device,
             store=transaction,
             stop=stop,
-            spent=self._store.get_history,
+            spent=self._store.get_histories,
             num_released=self._store.num_released(),
             cache=self._cache,
         )

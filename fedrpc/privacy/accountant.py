@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fedrpc.privacy.gaussian import solve_epsilon
-from fedrpc.privacy.mechanisms import History
+from fedrpc.privacy.mechanisms import Histories, History
 
 _MOST_NOISE = 100.0
 _PRV_LIMIT = 200  # its grid grows with epsilon: beyond this it takes a minute, and then fails
@@ -38,19 +37,21 @@ class Epsilons:
         return self.rdp, "rdp"
 
 
-def merge_histories(histories: Iterable[History]) -> History:
-    """Joins histories into one; steps of equal noise and sampling rate add up in one entry."""
-    out: dict[tuple[float, float], int] = {}
-    for noise, rate, steps in (entry for history in histories for entry in history):
-        out[noise, rate] = out.get((noise, rate), 0) + steps
-    return tuple((noise, rate, steps) for (noise, rate), steps in out.items() if steps)
-
-
 @functools.lru_cache(maxsize=4096)
 def compute_epsilon(history: History, delta: float) -> float:
     """Computes the epsilon that is reported and compared with a budget, without the slow PRV accountant."""
     gdp = _compute_gdp(history, delta)
     return _compute_rdp(history, delta) if gdp is None else gdp
+
+
+def choose_larger(one: Histories, other: Histories, delta: float) -> dict[str, History]:
+    """Chooses, of two records of what was spent, the one that spent more, for each adjacency by itself."""
+    return {
+        adjacency: max(
+            (found.get(adjacency, ()) for found in (one, other)), key=lambda history: compute_epsilon(history, delta)
+        )
+        for adjacency in {**one, **other}
+    }
 
 
 @functools.lru_cache(maxsize=4096)

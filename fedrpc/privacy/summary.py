@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedrpc.privacy.accountant import Epsilons, compute_epsilon, compute_epsilons, merge_histories
+from fedrpc.privacy.accountant import Epsilons, compute_epsilon, compute_epsilons
 from fedrpc.privacy.ledger import NOISE, read_history
-from fedrpc.privacy.mechanisms import NO_GUARANTEE, Coverage, History
+from fedrpc.privacy.mechanisms import NO_GUARANTEE, Coverage, History, merge_histories
 
 Row = Mapping[str, Any]
 _KEYS = ("client", "covers", "coverage", "history", "adjacency")  # parameters are many, and not needed here

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import ConfigError, WireError
-from fedrpc.privacy.accountant import compute_epsilon, compute_epsilons, merge_histories
+from fedrpc.privacy.accountant import compute_epsilon, compute_epsilons
 from fedrpc.privacy.ledger import GENESIS, check_row, read_history
-from fedrpc.privacy.mechanisms import Coverage, History
+from fedrpc.privacy.mechanisms import Coverage, History, merge_histories
 from fedrpc.privacy.second import compute_tight_epsilon, recompute_epsilon
 from fedrpc.privacy.summary import is_uncovered, summarise
 from fedrpc.study.reading import check_finished

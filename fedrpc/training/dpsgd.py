@@ -52,7 +52,7 @@ class DpSgd:
         num_rounds: The run's rounds: a target epsilon is meant for a client that takes part in all of them.
         noise: The generator of the noise, on the device of the training.
         sampling: The generator that samples batches; as secret as the noise, because the guarantee relies on it.
-        afford: Called with the cost before training; abstains when it exceeds the budget.
+        afford: Called with adjacency and cost before training; abstains when the cost exceeds a limit.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DpSgd:
         num_rounds: int,
         noise: torch.Generator,
         sampling: torch.Generator,
-        afford: Callable[[History], None],
+        afford: Callable[[str, History], None],
     ) -> None:
         assert config.dp_sgd is not None
         self._config, self._dp, self._num_rounds = config, config.dp_sgd, num_rounds
@@ -94,7 +94,7 @@ class DpSgd:
         steps = max(1, math.ceil((size if draw is None else min(draw, size)) / config.batch_size))
         rate = 1 / math.ceil(size / config.batch_size)
         multiplier = self._choose_multiplier(rate, epochs * steps)
-        self._afford(((multiplier, rate, epochs * steps),))
+        self._afford(ZERO_OUT, ((multiplier, rate, epochs * steps),))
         model.train()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Opacus warns about random numbers and hooks

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opacus.accountants import PRVAccountant, RDPAccountant
 
-from fedrpc.privacy.accountant import compute_epsilon, compute_epsilons, merge_histories
+from fedrpc.privacy.accountant import compute_epsilon, compute_epsilons
+from fedrpc.privacy.mechanisms import merge_histories
 
 ENTRIES = st.lists(st.tuples(st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0.1, 1.0]), st.integers(0, 5)))
 
