@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fedrpc.privacy.gaussian import solve_epsilon
@@ -52,6 +53,21 @@ def choose_larger(one: Histories, other: Histories, delta: float) -> dict[str, H
         )
         for adjacency in {**one, **other}
     }
+
+
+def describe_weak_delta(delta: float, sizes: Iterable[int]) -> str:
+    """Says why a delta promises too little to the smallest client, or "".
+
+    Args:
+        sizes: Every client's number of training examples.
+    """
+    least = min((size for size in sizes if size), default=0)
+    if not least or delta < 1 / least:
+        return ""
+    return (
+        f"delta {delta:g} is not below 1/n for a client with n = {least} training examples: to publish one of "
+        f"them at random would satisfy it, too; set privacy.delta far below {1 / least:.2g}"
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -61,6 +61,8 @@ def render_page(run: Run) -> str:
         ("rounds", f"{summary['num_rounds']:,}"),
         ("seed", summary["seed"]),
     ]
+    if summary.get("unanswered"):
+        chips.append(("answers", summary["unanswered"]))
     if summary.get("caveat"):
         chips.append(("caveat", summary["caveat"]))
     return render(

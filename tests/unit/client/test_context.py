@@ -176,7 +176,7 @@ def test_noise_is_the_same_for_the_same_question_and_unrelated_otherwise(store):
 def test_a_release_over_the_budget_abstains_before_anything_leaves(store):
     mechanism = Gaussian(1.0, 1.0, covers="x")
     one = compute_epsilon(mechanism.guarantee.history, 1e-5)
-    problem = problem_of("fedavg", privacy={"epsilon_budget": one * 1.01})
+    problem = problem_of("fedavg", privacy={"epsilon_budget": one * 1.01, "dp_sgd": {"noise_multiplier": 1.0}})
     ctx = context(store, problem)
     ctx.release("a", torch.zeros(2), mechanism)
     told = Declared(mechanism.guarantee)
@@ -187,7 +187,8 @@ def test_a_release_over_the_budget_abstains_before_anything_leaves(store):
 
 
 def test_what_was_spent_before_counts(store):
-    problem = problem_of("fedavg", privacy={"epsilon_budget": compute_epsilon(((1.0, 1.0, 6),), 1e-5) + 1e-6})
+    budget = compute_epsilon(((1.0, 1.0, 6),), 1e-5) + 1e-6
+    problem = problem_of("fedavg", privacy={"epsilon_budget": budget, "dp_sgd": {"noise_multiplier": 1.0}})
     ctx = context(store, problem, spent=lambda: {"replace-one": ((1.0, 1.0, 5),)})
     ctx.release("a", torch.zeros(2), Gaussian(1.0, 1.0, covers="x"))
     over = context(store, problem, spent=lambda: {"replace-one": ((1.0, 1.0, 6),)})
