@@ -45,6 +45,7 @@ class Problem:
     def __init__(self, config: RunConfig, data_dir: Path | None = None) -> None:
         dataset = load(config.dataset, data_dir)
         self.dataset: DataSet = dataset.select_channels(config.channels) if config.channels else dataset
+        self.data_digest = dataset.digest  # of the data as it lies on disk, whatever the run uses of it
         if config.model == "auto":
             name = models.choose_default(self.dataset.shape, config.dataset)
             config = config.model_copy(update={"model": name})

@@ -1,4 +1,4 @@
-"""`fedrpc report`, `audit`, `synthetic` and `attack`: what can be learned from finished runs."""
+"""`fedrpc report`, `audit`, `privacy`, `synthetic` and `attack`: what can be learned from what runs left."""
 
 from __future__ import annotations
 
@@ -35,6 +35,18 @@ def audit(run: Annotated[Path, typer.Argument(help="The directory of a finished 
     show_audit(run, found, console)
     if found.faults:
         raise typer.Exit(1)
+
+
+def privacy(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder of clients' state (--state-dir), or a run directory.")
+    ],
+) -> None:
+    """Show what clients have spent on their data in all their runs, and what their own limits leave them."""
+    from fedrpc.report.spending import show_spending
+    from fedrpc.study.spending import collect_spending
+
+    show_spending(collect_spending(folder), console)
 
 
 def synthetic(

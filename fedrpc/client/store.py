@@ -301,7 +301,7 @@ class ClientStore:
             row = json.loads(text)
             if _ADOPTED in row:
                 said = {adjacency: parse_history(entries) for adjacency, entries in row[_ADOPTED].items()}
-                spent, since = choose_larger(add_histories([spent, *since]), said, _DELTA), []
+                spent, since = choose_larger(add_histories([spent, *since]), said), []
             else:
                 since.append(read_histories(row))
         return add_histories([spent, *since])

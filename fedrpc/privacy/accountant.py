@@ -45,8 +45,12 @@ def compute_epsilon(history: History, delta: float) -> float:
     return _compute_rdp(history, delta) if gdp is None else gdp
 
 
-def choose_larger(one: Histories, other: Histories, delta: float) -> dict[str, History]:
-    """Chooses, of two records of what was spent, the one that spent more, for each adjacency by itself."""
+def choose_larger(one: Histories, other: Histories, delta: float = 1e-5) -> dict[str, History]:
+    """Chooses, of two records of what was spent, the one that spent more, for each adjacency by itself.
+
+    Args:
+        delta: At which epsilons are compared; nearly any value would do.
+    """
     return {
         adjacency: max(
             (found.get(adjacency, ()) for found in (one, other)), key=lambda history: compute_epsilon(history, delta)
