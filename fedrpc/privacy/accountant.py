@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from fedrpc.privacy.gaussian import solve_epsilon
 from fedrpc.privacy.mechanisms import Histories, History
@@ -92,19 +93,28 @@ def _compute_gdp(history: History, delta: float) -> float | None:
 
 def _compute_rdp(history: History, delta: float) -> float:
     from opacus.accountants import RDPAccountant
+    from opacus.accountants.analysis import rdp
 
     if not history:
         return 0.0
     if any(noise == 0 for noise, _, _ in history):
         return math.inf
-    accountant = RDPAccountant()
-    # Its series do not converge for much noise; less noise costs more, so the result is still an upper bound.
-    accountant.history = [
-        (noise if rate == 1 else min(noise, _MOST_NOISE), rate, steps) for noise, rate, steps in history
-    ]
+    # As RDPAccountant.get_epsilon does, but a step of the same noise and rate is computed once, which takes 70 ms.
+    total = sum(_compute_step_rdp(noise, rate) * steps for noise, rate, steps in history)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the best order may be the last of its list: a looser bound, but a bound
-        return max(0.0, float(accountant.get_epsilon(delta)))
+        epsilon, _ = rdp.get_privacy_spent(orders=RDPAccountant.DEFAULT_ALPHAS, rdp=total, delta=delta)
+    return max(0.0, float(epsilon))
+
+
+@functools.lru_cache(maxsize=4096)
+def _compute_step_rdp(noise: float, rate: float) -> Any:
+    from opacus.accountants import RDPAccountant
+    from opacus.accountants.analysis import rdp
+
+    # Its series do not converge for much noise; less noise costs more, so the result is still an upper bound.
+    noise = noise if rate == 1 else min(noise, _MOST_NOISE)
+    return rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=RDPAccountant.DEFAULT_ALPHAS)
 
 
 def _compute_prv(history: History, delta: float) -> float | None:

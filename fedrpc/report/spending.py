@@ -11,8 +11,8 @@ from fedrpc.study.spending import AllSpending, Spending
 
 MAX_SHOWN = 20
 _ABOUT = (
-    "ε is for one record of one client, composed over all its runs on a data set; costs for different neighbours are not "
-    "added up. Noise that came from a seed protects against nobody who knows the seed."
+    "ε is for one record of one client, composed over all its runs on a data set; costs for different neighbours are "
+    "not added up. Noise that came from a seed protects against nobody who knows the seed."
 )
 
 
