@@ -18,7 +18,7 @@ from fedrpc.methods.runtime import Store
 from fedrpc.privacy.accountant import compute_epsilon, merge_histories
 from fedrpc.privacy.mechanisms import Guarantee, History, Mechanism, Trainings
 from fedrpc.problem import Problem
-from fedrpc.seeds import derive, make_torch_generator
+from fedrpc.seeds import derive, make_secret_generator, make_torch_generator
 from fedrpc.training.loop import TrainReport, compute_learning_rate, train
 from fedrpc.training.losses import Loss
 from fedrpc.wire.envelope import Envelope
@@ -184,9 +184,7 @@ class AnswerContext:
 
     def _stream(self, purpose: str, device: torch.device) -> torch.Generator:
         if self._privacy.noise == "secret":
-            generator = torch.Generator(device)
-            generator.seed()  # from the system's entropy
-            return generator
+            return make_secret_generator(device)
         where = (self.client, self.round, self.phase, self.step, self._question, self._num_released)
         return make_torch_generator(derive(self._problem.config.seed, "noise", purpose, *where), device)
 

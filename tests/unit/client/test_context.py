@@ -173,6 +173,14 @@ def test_noise_is_the_same_for_the_same_question_and_unrelated_otherwise(store):
     assert noise(secret, digest=b"q") != noise(secret, digest=b"q")
 
 
+def test_secret_noise_cannot_be_found_by_trying_the_seeds_of_torch(store):
+    """A generator that was seeded by a number has its low 32 bits as the first word of its state."""
+    secret = context(store, problem_of("fedavg", privacy={"noise": "secret"})).noise("x")
+    first_word = int(secret.get_state()[24:32].view(torch.int64))
+    found = torch.Generator().manual_seed(first_word)
+    assert not torch.equal(torch.randn(4, generator=secret), torch.randn(4, generator=found))
+
+
 def test_a_release_over_the_budget_abstains_before_anything_leaves(store):
     mechanism = Gaussian(1.0, 1.0, covers="x")
     one = compute_epsilon(mechanism.guarantee.history, 1e-5)
