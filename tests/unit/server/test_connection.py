@@ -116,6 +116,19 @@ async def test_a_result_is_accepted_once_and_a_late_one_not_at_all(tmp_path):
 
 
 @asynchronous
+async def test_a_second_attempt_has_as_many_bytes_as_a_first(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        desk.post(0)
+        _, first = await stream.receive_task()
+        await stream.hang_up()
+        again = await desk.connect(0)
+        _, second = await again.receive_task()
+        assert (first.envelope.attempt, second.envelope.attempt) == (0, 1)
+        assert len(stream.written[0]) == len(again.written[0]), "else a resumed run would pay other bytes"
+
+
+@asynchronous
 async def test_an_answer_to_another_question_of_the_task_is_late(tmp_path):
     async with office(tmp_path) as desk:
         stream = await desk.connect(0)

@@ -113,7 +113,7 @@ def test_the_mechanism_is_charged_the_audited_epsilon():
     assert compute_epsilon(found.history, 1e-5) == pytest.approx(
         find_epsilon(FMNIST, "sigma", 1e-5, "class_draws", clip=math.sqrt(32) / 2), rel=1e-9
     )
-    assert found.adjacency == "replace-one"
+    assert found.adjacency == "replace-one, same label"
     assert "same label" in found.covers
     assert "conditional on the received model" in found.covers
     assert found.parameters["m"] == 100
