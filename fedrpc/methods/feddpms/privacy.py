@@ -7,6 +7,7 @@ times: alpha draws around one mean are exactly one release with the noise of one
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -16,7 +17,9 @@ from fedrpc.methods.runtime import Env
 from fedrpc.methods.tools import ReportedValue
 from fedrpc.models.dpms import require_latent
 from fedrpc.privacy.gaussian import compute_classic_epsilon, solve_epsilon
-from fedrpc.privacy.mechanisms import SAME_LABEL, Gaussian, Mechanism, no_guarantee
+from fedrpc.privacy.mechanisms import REPLACE_ONE, SAME_LABEL, Gaussian, Mechanism, no_guarantee
+from fedrpc.privacy.statement import SECOND, UNIT, ask_second, describe_sampling
+from fedrpc.privacy.words import ACCOUNTANTS
 
 DELTAS = (1e-5, 0.01)
 NAMED = no_guarantee("class indices tell how a client's labels rank")
@@ -118,8 +121,29 @@ def build_privacy_record(env: Env) -> dict[str, Any]:
     params, latent = env.params, require_latent(env.model(), "feddpms").latent
     setting = {"latent": latent, "alpha": params.alpha, "n": params.n, "m": params.m, "sigma": params.sigma}
     clip = None if params.filters else params.choose_clip(latent)
-    rows = compute_epsilons(**setting, clip=clip)
-    return setting | {"clip": clip, "used": "sigma", "holds": HOLDS[params.mode], "rows": rows}
+    rows, holds = compute_epsilons(**setting, clip=clip), HOLDS[params.mode]
+    draws = {"one_draw": 1, "class_draws": params.alpha, "all_draws": params.alpha * params.n}
+    means = f"{holds}; {describe_audit(rows, draws, compute_sensitivity(latent, params.m, clip))}"
+    return setting | {"clip": clip, "used": "sigma", "holds": holds, "means": means, "rows": rows}
+
+
+def describe_audit(rows: list[dict[str, Any]], draws: dict[str, int], sensitivity: float) -> str:
+    """What all audited epsilons depend on, and how far the second accountant is from them.
+
+    Args:
+        draws: How many draws each of their columns counts.
+    """
+    furthest = 0.0
+    for row, (column, count) in itertools.product(rows, draws.items()):
+        second = ask_second(((row["std"] / sensitivity, 1.0, count),), row["delta"], "gdp")["epsilon"]
+        if second != row[column]:  # also where both are infinite, they do not differ
+            furthest = max(furthest, math.inf if second is None else abs(second - row[column]))
+    agrees = f"at most {furthest:.1g} away" if furthest < math.inf else "failed, or infinitely far away"
+    return (
+        f"every audited ε ({ACCOUNTANTS['gdp']}; {SECOND['gdp']}: {agrees}) is at the δ of its row for {UNIT}; "
+        f"neighbours: {SAME_LABEL} (for all draws {REPLACE_ONE}); {describe_sampling(())}; "
+        "trust model: local, noise added at each client; noise: protects only as far as nobody else knows it"
+    )
 
 
 def list_reported_values(*, filters: bool) -> tuple[ReportedValue, ...]:
@@ -138,6 +162,6 @@ def list_reported_values(*, filters: bool) -> tuple[ReportedValue, ...]:
         "all_draws": f"{audited}: all draws",
     }
     about = "the paper has three readings of its noise; this run's is sigma itself"
-    means = ReportedValue("latent_privacy.rows", "latent means", about, why="latent_privacy.holds", columns=columns)
+    means = ReportedValue("latent_privacy.rows", "latent means", about, why="latent_privacy.means", columns=columns)
     passed = "share of draws for a class that passed the client's own filter"
     return (ReportedValue("acceptance", "acceptance", passed, spread=True), means) if filters else (means,)

@@ -178,6 +178,7 @@ def test_the_summary_marks_claims_beside_audited_values():
         report, record = play(mode).reported(), play(mode).records[2]
         entry = report["latent_privacy.rows"]
         assert entry["why"].startswith(holds)
+        assert "; dp-accounting Gaussian: at most " in entry["why"]
         assert [row["claimed"] for row in entry["value"]] == [
             row["claimed"] for row in record["latent_privacy"]["rows"]
         ]
