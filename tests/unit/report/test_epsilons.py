@@ -31,7 +31,7 @@ PARTS = {
     "second accountant": r"; dp-accounting \w+: ",
     "delta": r" at (δ = \d|the δ of its row)",
     "unit": r" for one record of one client; ",
-    "neighbours": r"; neighbours: (replace-one(, same label.*)?|zero-out, sizes public); ",
+    "neighbours": r"; neighbours: (zero-out, sizes public|replace-one(, same label \(for all draws replace-one\))?); ",
     "sampling": r"; (no sampling assumed|Poisson sampling at rates? .*, assuming that nobody sees the samples); ",
     "trust model": r"; trust model: local, noise added at each client",
     "noise": r"; ((reproducible|secret) noise|noise): ",
