@@ -83,6 +83,7 @@ class Answerer:
             "phase": question.phase,
             "step": question.step,
             "task": question.task_id,
+            "answer": payload.digest.hex(),
         }
         noise = self._problem.config.privacy.noise
         released = list_releases(payload.kinds, context.guarantees, where, noise, context.trained)

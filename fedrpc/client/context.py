@@ -17,8 +17,9 @@ from fedrpc.errors import Abstained, Cancelled
 from fedrpc.methods.runtime import Store
 from fedrpc.privacy.accountant import compute_epsilon
 from fedrpc.privacy.mechanisms import Guarantee, Histories, Mechanism, Trainings, add_histories
+from fedrpc.privacy.statement import describe_excess
 from fedrpc.problem import Problem
-from fedrpc.seeds import derive, make_torch_generator
+from fedrpc.seeds import derive, make_secret_generator, make_torch_generator
 from fedrpc.training.loop import TrainReport, compute_learning_rate, train
 from fedrpc.training.losses import Loss
 from fedrpc.wire.envelope import Envelope
@@ -188,12 +189,9 @@ class AnswerContext:
             return
         after = add_histories([before, cost])
         for adjacency in cost:  # each notion of neighbours by itself: their costs are not added up
-            epsilon, spent = (compute_epsilon(found.get(adjacency, ()), delta) for found in (after, before))
-            if epsilon > budget:
-                self.abstain(
-                    f"privacy budget: this release would bring epsilon for {adjacency} neighbours to {epsilon:.4g} at "
-                    f"delta {delta:g}, and the budget is {budget:g} ({spent:.4g} spent)"
-                )
+            spent, total = before.get(adjacency, ()), after.get(adjacency, ())
+            if compute_epsilon(total, delta) > budget:
+                self.abstain(describe_excess(spent, total, budget, delta, adjacency, self._privacy.noise))
 
     def noise(self, purpose: str) -> torch.Generator:
         """A generator of noise for privacy; two questions never share noise, since their difference would be exact."""
@@ -201,9 +199,7 @@ class AnswerContext:
 
     def _stream(self, purpose: str, device: torch.device) -> torch.Generator:
         if self._privacy.noise == "secret":
-            generator = torch.Generator(device)
-            generator.seed()  # from the system's entropy
-            return generator
+            return make_secret_generator(device)
         where = (self.client, self.round, self.phase, self.step, self._question, self._num_released)
         return make_torch_generator(derive(self._problem.config.seed, "noise", purpose, *where), device)
 

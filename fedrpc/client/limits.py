@@ -10,6 +10,8 @@ from fedrpc.errors import Abstained
 from fedrpc.privacy.accountant import choose_larger, compute_epsilon
 from fedrpc.privacy.ledger import Release
 from fedrpc.privacy.mechanisms import Guarantee, Histories, History, add_histories
+from fedrpc.privacy.statement import state_epsilon
+from fedrpc.privacy.words import describe_epsilon
 
 
 class OwnLimits:
@@ -17,10 +19,13 @@ class OwnLimits:
 
     Args:
         in_this_run: Returns what the client's store says of this run, by adjacency.
+        noise: The source of the run's noise: "seeded" or "secret".
     """
 
-    def __init__(self, policy: Policy, spending: SpendingFile, in_this_run: Callable[[], Histories]) -> None:
-        self._policy, self._spending, self._in_this_run = policy, spending, in_this_run
+    def __init__(
+        self, policy: Policy, spending: SpendingFile, in_this_run: Callable[[], Histories], noise: str = "seeded"
+    ) -> None:
+        self._policy, self._spending, self._in_this_run, self._noise = policy, spending, in_this_run, noise
 
     def check_cost(self, cost: Histories) -> None:
         """Abstains when a cost would bring what was spent in all runs over --max-epsilon."""
@@ -30,12 +35,12 @@ class OwnLimits:
         before = self._sum_spent()
         after = add_histories([before, cost])
         for adjacency in cost:
-            epsilon, spent = (compute_epsilon(found.get(adjacency, ()), delta) for found in (after, before))
-            if epsilon > limit:
+            total, spent = after.get(adjacency, ()), compute_epsilon(before.get(adjacency, ()), delta)
+            if compute_epsilon(total, delta) > limit:
+                told = describe_epsilon(state_epsilon(total, delta, adjacency, self._noise))
                 raise Abstained(
-                    f"this client's own limit: this release would bring epsilon for {adjacency} neighbours to "
-                    f"{epsilon:.4g} at delta {delta:g}, over all runs on data set '{self._spending.name}', and "
-                    f"--max-epsilon is {limit:g} ({spent:.4g} spent)"
+                    f"this client's own limit: no release, since --max-epsilon allows {limit:g} in all runs on data "
+                    f"set '{self._spending.name}' ({spent:.4g} spent) and it would come to {told}"
                 )
 
     def _sum_spent(self) -> dict[str, History]:

@@ -18,9 +18,10 @@ from fedrpc.client.limits import OwnLimits
 from fedrpc.client.policy import keep_policy
 from fedrpc.client.spending import SPENDING_FILE, SpendingFile
 from fedrpc.client.store import BYTES_FILE, ClientStore, Kept
-from fedrpc.client.transport import Admission, Failure, Receipt, Stream, Task
+from fedrpc.client.transport import Admission, Failure, Receipt, SignedRows, Stream, Task
 from fedrpc.config import PrivacyConfig
 from fedrpc.errors import Refused
+from fedrpc.privacy.signing import Signer
 from fedrpc.problem import Problem
 from fedrpc.wire.ledger import SESSION, Rows
 
@@ -51,6 +52,7 @@ class Member:
 
     Args:
         enqueue: Called with each task that is to be answered.
+        signer: The key of the process's certificate, if it has one.
         policy: Changes of the client's own policy.
     """
 
@@ -59,11 +61,12 @@ class Member:
         state_dir: Path,
         client: int,
         enqueue: Callable[[Member, Task], None],
+        signer: Signer | None = None,
         *,
         policy: Mapping[str, Any] | None = None,
     ) -> None:
         self.client = client
-        self.identity = Identity(state_dir, client)
+        self.identity = Identity(state_dir, client, signer)
         self._policy = keep_policy(self.identity.folder, policy or {})
         self._spending: SpendingFile | None = None
         self.session = 0
@@ -133,7 +136,8 @@ class Member:
         if self._answerer is None:
             assert self._work is not None and self._store is not None, "opened before"
             work = self._work
-            limits = OwnLimits(self._policy, self._open_spending(), self._store.get_histories)
+            noise = work.problem.config.privacy.noise
+            limits = OwnLimits(self._policy, self._open_spending(), self._store.get_histories, noise)
             self._answerer = Answerer(work.problem, self.client, self._store, work.device, limits)
         return self._answerer
 
@@ -233,7 +237,17 @@ class Member:
 
     async def _send(self, stream: Stream, task: Task, kept: Kept) -> Receipt:
         if is_about_ledger(task):
-            return await stream.send_result(self.session, kept, 0, self._privacy_held, ())
+            return await stream.send_result(self.session, kept, 0)
         store, first = self.open_store(), self._privacy_held
         attempt = store.next_attempt(task.envelope.task_id)
-        return await stream.send_result(self.session, kept, attempt, first, store.read_privacy_rows(first))
+        return await stream.send_result(self.session, kept, attempt, self._read_rows(store, first))
+
+    def _read_rows(self, store: ClientStore, first: int) -> SignedRows | None:
+        """Reads the privacy rows that the server does not hold yet, and signs the chain up to their end."""
+        assert self._work is not None, "joined before"
+        rows = store.read_privacy_rows(first)
+        if not rows:
+            return None
+        count = first + len(rows)
+        head = store.read_hash(count - 1)
+        return SignedRows(first, rows, self.identity.signer.sign_head(self._work.run_id, self.client, count, head))

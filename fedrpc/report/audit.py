@@ -10,12 +10,17 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrpc.report.sheet import write_text
+from fedrpc.report.words import describe_kinds, describe_privacy
 from fedrpc.study.audit import Audit
 
 
 def show_audit(folder: Path, audit: Audit, console: Console) -> None:
     """Prints an audit and writes audit.json into the run directory."""
     console.print(_table(folder, audit))
+    privacy = json.loads((folder / "summary.json").read_text())["privacy"]
+    run = {"the run": describe_privacy(privacy)} if privacy["epsilon"] is not None else {}
+    for what, line in (run | describe_kinds(privacy)).items():
+        console.print(Text(f"{what}: {line}"), soft_wrap=True)
     for fault in audit.faults:
         console.print(Text("wrong ", style="red") + Text(fault), soft_wrap=True)
     verdict = f"{len(audit.faults)} faults" if audit.faults else "every chain is whole, and the accounts agree"

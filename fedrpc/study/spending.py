@@ -8,7 +8,9 @@ from pathlib import Path
 from fedrpc.client.policy import Policy, read_policy
 from fedrpc.client.spending import SPENDING_FILE, read_spending
 from fedrpc.errors import ConfigError
-from fedrpc.privacy.accountant import compute_epsilon
+from fedrpc.privacy.accountant import choose_accountant, compute_epsilon
+from fedrpc.privacy.mechanisms import History
+from fedrpc.privacy.statement import ask_second
 
 
 @dataclass(frozen=True)
@@ -17,13 +19,15 @@ class Spending:
 
     Attributes:
         num_runs: In how many runs.
-        epsilons: By adjacency, composed over all runs, at the delta of the client's policy.
+        histories: By adjacency, composed over all runs.
+        epsilons: Of these, at the delta of the client's policy.
         uncovered: The kinds that left without a guarantee in any run.
     """
 
     client: int
     dataset: str
     num_runs: int
+    histories: dict[str, History]
     epsilons: dict[str, float]
     uncovered: list[str]
     policy: Policy
@@ -38,6 +42,13 @@ class Spending:
         """What the client may still spend; None without a limit."""
         limit = self.policy.max_epsilon
         return None if limit is None else max(0.0, limit - self.most)
+
+    def ask_second(self) -> dict[str, float | None]:
+        """Computes the same epsilons by the second accountant, which is slow; None where it fails."""
+        return {
+            adjacency: ask_second(history, self.policy.delta, choose_accountant(history))["epsilon"]
+            for adjacency, history in self.histories.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -69,14 +80,10 @@ def collect_spending(folder: Path) -> AllSpending:
 
 def _read_client(folder: Path, client: int) -> list[Spending]:
     policy = read_policy(folder)
-    return [
-        Spending(
-            client,
-            data.name,
-            len(data.runs),
-            {adjacency: compute_epsilon(history, policy.delta) for adjacency, history in data.add_up().items()},
-            data.list_uncovered(),
-            policy,
-        )
-        for data in read_spending(folder / SPENDING_FILE).values()
-    ]
+    found = []
+    for data in read_spending(folder / SPENDING_FILE).values():
+        histories = data.add_up()
+        epsilons = {adjacency: compute_epsilon(history, policy.delta) for adjacency, history in histories.items()}
+        uncovered = data.list_uncovered()
+        found.append(Spending(client, data.name, len(data.runs), histories, epsilons, uncovered, policy))
+    return found
