@@ -159,6 +159,7 @@ class ServerRound:
         if self._save is None:
             raise RuntimeError("only set-up and rounds have durable points within them")
         await self._save(self, state)
+        self._num_answers.clear()
 
     def record(self, **values: Any) -> None:
         """Adds values to this round's line in records.jsonl."""
@@ -167,7 +168,8 @@ class ServerRound:
     def describe_participation(self) -> dict[str, Any]:
         """Who was to take part in this stage and who did, for records.jsonl: `fedrpc audit` checks rows by it.
 
-        After a durable point within the stage, a server that was started again knows only of what came later.
+        `answers` are counted by phase from the last durable point within the stage, if there was one: a server that is
+        started again continues there, and knows of no answer before.
         """
         return {
             "cohort": list(self.cohort),

@@ -112,7 +112,11 @@ def test_every_answer_is_found_in_the_rows(method: type[Method[Any, Any]]) -> No
     assert len(set(found)) == len(found)
     assert {place for place in played.asked if facts.always_has_rows(place[1])} <= set(found) <= set(played.asked)
     assert all(facts.knows_phase(phase) for _, phase, _, _ in played.asked)
-    counted = {
-        (index, phase): n for index, stage in played.participation.items() for phase, n in stage["answers"].items()
-    }
-    assert counted == Counter((index, phase) for index, phase, _, _ in played.asked)
+    asked = Counter((index, phase) for index, phase, _, _ in played.asked)
+    stages = played.participation.items()
+    counted = Counter({(index, phase): n for index, stage in stages for phase, n in stage["answers"].items()})
+    assert counted <= asked
+    saves = (
+        "gan_step" in method.phases
+    )  # in stages with durable points within, only what came after the last is counted
+    assert saves or counted == asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ from typing import Any, TypeVar
 import psutil
 
 from fedrpc.config import RunConfig, build, parse_set
+from fedrpc.study.audit import audit_run
+from tests.fakes import registered
 
 T = TypeVar("T")
 
@@ -94,6 +97,17 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
+def check_accounts(run: Path) -> None:
+    """Audits a finished run as `fedrpc audit` does, with the methods from outside at hand."""
+    if str(OUTSIDE) not in sys.path:
+        sys.path.append(str(OUTSIDE))
+    outside = importlib.import_module("outside")
+    methods = [value for value in vars(outside).values() if isinstance(value, type) and "name" in vars(value)]
+    with registered(*methods):
+        found = audit_run(run)
+    assert (found.faults, found.notes) == ([], []), run
+
+
 class Program(ABC):
     """One running program, with its output in files.
 
@@ -103,6 +117,7 @@ class Program(ABC):
     """
 
     pid: int
+    run_dir: Path | None = None  # of a server, or of `fedrpc run`
 
     def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,6 +153,8 @@ class Program(ABC):
         code = self.wait(timeout_s)
         assert code == 0, f"{self._stem.name} ended with {code}\n{self.out}\n{self.err}"
         assert "Traceback" not in self.err, self.err
+        if self.run_dir and (self.run_dir / "summary.json").exists():
+            check_accounts(self.run_dir)
         return self
 
     def send(self, number: int) -> None:
@@ -313,11 +330,15 @@ class Programs:
 
     def run(self, out: Path, *words: str | Path) -> Program:
         """`fedrpc run`, with the server's log where its address can be read."""
-        return self.start("fedrpc", "run", "--out", out, "--log-level", "info", *words)
+        program = self.start("fedrpc", "run", "--out", out, "--log-level", "info", *words)
+        program.run_dir = out
+        return program
 
     def server(self, out: Path, *words: str | Path, listen: str = "127.0.0.1:0") -> Program:
         """`fedrpc-server`."""
-        return self.start("fedrpc-server", "--listen", listen, "--out", out, *words)
+        program = self.start("fedrpc-server", "--listen", listen, "--out", out, *words)
+        program.run_dir = out
+        return program
 
     def client(self, server: str, client: int, state_dir: Path, *words: str | Path) -> Program:
         """`fedrpc-client`."""
