@@ -114,7 +114,9 @@ def _compare_with_stores(run: Path, heads: Heads) -> list[str]:
         database = folder / "store.db"
         if not database.is_file():
             continue
-        with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as db:
+        # Only a store that was not closed has a log, and can be read with it alone; for any other SQLite leaves no file.
+        how = "mode=ro" if database.with_name("store.db-wal").exists() else "immutable=1"
+        with sqlite3.connect(f"file:{database}?{how}", uri=True) as db:
             last = db.execute("SELECT number, hash FROM privacy ORDER BY number DESC LIMIT 1").fetchone()
         db.close()
         client = int(folder.parent.name)

@@ -117,7 +117,7 @@ class Program(ABC):
     """
 
     pid: int
-    run_dir: Path | None = None  # of a server, or of `fedrpc run`
+    out_dir: Path | None = None  # its --out: a run directory, or one of several
 
     def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -153,8 +153,10 @@ class Program(ABC):
         code = self.wait(timeout_s)
         assert code == 0, f"{self._stem.name} ended with {code}\n{self.out}\n{self.err}"
         assert "Traceback" not in self.err, self.err
-        if self.run_dir and (self.run_dir / "summary.json").exists():
-            check_accounts(self.run_dir)
+        for summary in (
+            [*self.out_dir.glob("summary.json"), *self.out_dir.glob("*/summary.json")] if self.out_dir else []
+        ):
+            check_accounts(summary.parent)
         return self
 
     def send(self, number: int) -> None:
@@ -325,20 +327,18 @@ class Programs:
             program = Fork(self._folder, name, plain, self._preloaded, env or {})
         else:
             program = Script(self._folder, name, plain, {**self._env, **(env or {})})
+        if "--out" in plain:
+            program.out_dir = Path(plain[plain.index("--out") + 1])
         self._started.append(program)
         return program
 
     def run(self, out: Path, *words: str | Path) -> Program:
         """`fedrpc run`, with the server's log where its address can be read."""
-        program = self.start("fedrpc", "run", "--out", out, "--log-level", "info", *words)
-        program.run_dir = out
-        return program
+        return self.start("fedrpc", "run", "--out", out, "--log-level", "info", *words)
 
     def server(self, out: Path, *words: str | Path, listen: str = "127.0.0.1:0") -> Program:
         """`fedrpc-server`."""
-        program = self.start("fedrpc-server", "--listen", listen, "--out", out, *words)
-        program.run_dir = out
-        return program
+        return self.start("fedrpc-server", "--listen", listen, "--out", out, *words)
 
     def client(self, server: str, client: int, state_dir: Path, *words: str | Path) -> Program:
         """`fedrpc-client`."""
