@@ -35,7 +35,7 @@ from fedrpc.models.state import load
 from fedrpc.privacy.summary import summarise
 from fedrpc.privacy.unaccounted import find_unaccounted
 from fedrpc.problem import Problem
-from fedrpc.seeds import derive
+from fedrpc.seeds import derive, seed_torch
 from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Task
 from fedrpc.server.question import Question
 from fedrpc.server.roster import Roster, Session
@@ -388,8 +388,7 @@ class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]
         return ServerRound(self.desk, index, everybody, self._quorum, aggregation=self.aggregation)
 
     def _seed_torch(self, index: int) -> None:
-        path = ("torch", "server", index, self.mailbox.durable)
-        torch.manual_seed(int(derive(self.problem.config.seed, *path).integers(2**63 - 1)))
+        seed_torch(derive(self.problem.config.seed, "torch", "server", index, self.mailbox.durable))
 
     async def _save(self, rnd: ServerRound, state: Any) -> None:
         self.reach_durable_point()

@@ -13,7 +13,9 @@ from safetensors.torch import save_file
 
 from fedrpc.config import to_toml
 from fedrpc.data.partition_summary import summarize_partition
+from fedrpc.privacy.heads import HEADS_FILE, HeadsFile
 from fedrpc.privacy.ledger import GENESIS, PrivacyFile, hash_row
+from fedrpc.privacy.signing import Signer
 from fedrpc.privacy.summary import summarise
 from fedrpc.problem import Problem
 from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder
@@ -75,13 +77,32 @@ def write_accounts(folder: Path, played: Played) -> None:
         file.extend(client, 0, rows)
     file.close()
     (folder / "summary.json").write_text(json.dumps({"privacy": played.privacy()}))
+    (folder / "run_id").write_text(RUN_ID)
+    sign_rows(folder)
+
+
+def sign_rows(folder: Path) -> None:
+    """Has every client sign its rows, with a key that it registers now."""
+    run_id = (folder / "run_id").read_text().strip()
+    (folder / HEADS_FILE).unlink(missing_ok=True)
+    rows = [json.loads(line) for line in (folder / "privacy.jsonl").read_text().splitlines()]
+    last = {row["client"]: row for row in rows}
+    file = HeadsFile(folder / HEADS_FILE, run_id)
+    for client, row in last.items():
+        signer, count, head = Signer.from_bytes(Signer.create()), row["index"] + 1, bytes.fromhex(row["hash"])
+        file.register(client, signer.public_key, 0)
+        file.add(client, count, head, signer.sign_head(run_id, client, count, head))
+    file.close()
 
 
 Change = Callable[[dict[str, Any]], dict[str, Any] | None]  # a privacy row to another one, or to none
 
 
 def forge(folder: Path, change: Change) -> None:
-    """Changes privacy rows, chains all of them anew, and reports what they give now, as a dishonest server could."""
+    """Changes privacy rows, chains and signs all of them anew, and reports what they give now.
+
+    A server and its clients could do that together, or a server that replaces the clients' keys.
+    """
     path = folder / "privacy.jsonl"
     heads: dict[int, tuple[int, bytes]] = {}
     rows = []
@@ -98,6 +119,7 @@ def forge(folder: Path, change: Change) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     summary["privacy"] = summarise(rows, summary["privacy"]["delta"])
     (folder / "summary.json").write_text(json.dumps(summary))
+    sign_rows(folder)
 
 
 def contents(folder: Path) -> dict[str, str]:

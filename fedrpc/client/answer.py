@@ -70,6 +70,7 @@ class Answerer:
             "phase": question.phase,
             "step": question.step,
             "task": question.task_id,
+            "answer": payload.digest.hex(),
         }
         released = list_releases(payload.kinds, context.guarantees, where, self._problem.config.privacy.noise)
         kept = self._store.commit(reply, payload, transaction.writes, released)

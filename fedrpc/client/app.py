@@ -21,9 +21,11 @@ from fedrpc.client.transport import Failure, SessionLost, Stream, Task, Transpor
 from fedrpc.config import RunConfig, parse_join_config
 from fedrpc.device import choose
 from fedrpc.errors import Abstained, Cancelled, FedrpcError, Refused, Unavailable, WireError
+from fedrpc.privacy.signing import Signer
 from fedrpc.problem import Problem
 from fedrpc.process import allow_open_files, give_back_memory
 from fedrpc.tls.credentials import ClientTls
+from fedrpc.tls.endpoint import read_pem
 from fedrpc.wire.frames import check_name
 
 _MAX_BAD_MESSAGES = 5  # in a row: more than that is no transmission error
@@ -59,7 +61,8 @@ class ClientApp:
         self._log = log.get("client")
         if len(options.client_ids) > 1:
             allow_open_files(len(options.client_ids))  # a lock for each client
-        self._members = [Member(options.state_dir, client, self._enqueue) for client in options.client_ids]
+        signer = _load_certificate_signer(options.tls)
+        self._members = [Member(options.state_dir, client, self._enqueue, signer) for client in options.client_ids]
         self._transport = Transport(options.server, tls=options.tls, insecure=options.insecure)
         self._known: tuple[Work, RunConfig] | None = None
         self._stream: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
@@ -138,7 +141,8 @@ class ClientApp:
         stream: Stream | None = None
         for start in range(0, len(self._members), _MAX_JOINING):
             members = self._members[start : start + _MAX_JOINING]
-            welcome = await self._transport.join([(member.client, member.identity.instance) for member in members])
+            names = [(m.client, m.identity.instance, m.identity.signer.public_key) for m in members]
+            welcome = await self._transport.join(names)
             work, config = await self._set_up_once(welcome)
             for member, admission in zip(members, welcome.admissions, strict=True):
                 member.admit(work, admission, welcome.durable)
@@ -271,6 +275,11 @@ class ClientApp:
                         return
         finally:
             member.drop(task)
+
+
+def _load_certificate_signer(tls: ClientTls | None) -> Signer | None:
+    """The key of the process's certificate, with which its clients sign; None when it has none."""
+    return Signer.from_pem(read_pem(tls.key), f"--tls-key {tls.key}") if tls and tls.key else None
 
 
 def _draw_pause(attempt: int) -> float:

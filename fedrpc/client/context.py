@@ -16,9 +16,10 @@ from fedrpc.data.examples import ClientData, Examples
 from fedrpc.errors import Abstained, Cancelled
 from fedrpc.methods.runtime import Store
 from fedrpc.privacy.accountant import compute_epsilon, merge_histories
-from fedrpc.privacy.mechanisms import Guarantee, History, Mechanism, Trainings
+from fedrpc.privacy.mechanisms import ZERO_OUT, Guarantee, History, Mechanism, Trainings
+from fedrpc.privacy.statement import describe_excess
 from fedrpc.problem import Problem
-from fedrpc.seeds import derive, make_torch_generator
+from fedrpc.seeds import derive, make_secret_generator, make_torch_generator
 from fedrpc.training.loop import TrainReport, compute_learning_rate, train
 from fedrpc.training.losses import Loss
 from fedrpc.wire.envelope import Envelope
@@ -153,7 +154,7 @@ class AnswerContext:
             raise ValueError(f"part '{part}' is released twice in one answer")
         found = mechanism.guarantee
         if found.history and all(found is not other for other in self.guarantees.values()):
-            self._check_budget(found.history)
+            self._check_budget(found.history, found.adjacency)
         self._mechanisms[part] = mechanism
         return mechanism.apply(value, self.noise(f"release-{part}"))
 
@@ -162,7 +163,7 @@ class AnswerContext:
         """What covers the parts that were released, by part; trainings that came after a release count too."""
         return {part: mechanism.guarantee for part, mechanism in self._mechanisms.items()}
 
-    def _check_budget(self, history: History) -> None:
+    def _check_budget(self, history: History, adjacency: str = ZERO_OUT) -> None:
         """Abstains when a release would exceed the privacy budget."""
         dp_sgd, delta = self._privacy.dp_sgd, self._privacy.delta
         limits = [self._privacy.epsilon_budget, dp_sgd.target_epsilon if dp_sgd else None]
@@ -171,12 +172,9 @@ class AnswerContext:
             return
         pending = {id(g): g.history for g in self.guarantees.values()}
         before = merge_histories([self._spent(), *pending.values()])
-        cost = compute_epsilon(merge_histories([before, history]), delta)
-        if cost > budget:
-            self.abstain(
-                f"privacy budget: this release would bring epsilon to {cost:.4g} at delta {delta:g}, and the budget is "
-                f"{budget:g} ({compute_epsilon(before, delta):.4g} spent)"
-            )
+        after = merge_histories([before, history])
+        if compute_epsilon(after, delta) > budget:
+            self.abstain(describe_excess(before, after, budget, delta, adjacency, self._privacy.noise))
 
     def noise(self, purpose: str) -> torch.Generator:
         """A generator of noise for privacy; two questions never share noise, since their difference would be exact."""
@@ -184,9 +182,7 @@ class AnswerContext:
 
     def _stream(self, purpose: str, device: torch.device) -> torch.Generator:
         if self._privacy.noise == "secret":
-            generator = torch.Generator(device)
-            generator.seed()  # from the system's entropy
-            return generator
+            return make_secret_generator(device)
         where = (self.client, self.round, self.phase, self.step, self._question, self._num_released)
         return make_torch_generator(derive(self._problem.config.seed, "noise", purpose, *where), device)
 

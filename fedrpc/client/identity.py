@@ -1,4 +1,4 @@
-"""A client's identity on this machine: a random instance that survives restarts, and a lock so that it runs once."""
+"""A client's identity on this machine: an instance and a signing key that survive restarts, and a lock."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from fedrpc.errors import ConfigError, Refused
+from fedrpc.privacy.signing import Signer
 
 
 def default_state_dir() -> Path:
@@ -27,9 +28,11 @@ class Identity:
     Args:
         state_dir: The folder of all clients' stores.
         client: The client's id.
+        signer: The key of the process's certificate, which signs for all its clients; without one the client has a key
+            of its own, made when it first starts.
     """
 
-    def __init__(self, state_dir: Path, client: int) -> None:
+    def __init__(self, state_dir: Path, client: int, signer: Signer | None = None) -> None:
         self.folder = state_dir / str(client)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -46,6 +49,21 @@ class Identity:
         if not path.exists():
             path.write_text(uuid.uuid4().hex)
         self.instance = path.read_text().strip()
+        self.signer = signer or self._load_signer()
+
+    def _load_signer(self) -> Signer:
+        path = self.folder / "signing.key"
+        if not path.exists():
+            temporary = path.with_suffix(".tmp")
+            temporary.touch(mode=0o600)
+            temporary.write_bytes(Signer.create())
+            temporary.replace(path)
+        try:
+            return Signer.from_bytes(path.read_bytes())
+        except ValueError:
+            raise ConfigError(
+                f"{path} is damaged: expected a key of 32 bytes, got {path.stat().st_size}; remove it"
+            ) from None
 
     def _try_to_lock(self) -> bool:
         give_up = time.monotonic() + _PATIENCE_S

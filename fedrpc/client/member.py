@@ -14,8 +14,9 @@ from fedrpc.client.answer import Answerer, report_ledger
 from fedrpc.client.byte_ledger import read_byte_ledger
 from fedrpc.client.identity import Identity
 from fedrpc.client.store import BYTES_FILE, ClientStore, Kept
-from fedrpc.client.transport import Admission, Failure, Receipt, Stream, Task
+from fedrpc.client.transport import Admission, Failure, Receipt, SignedRows, Stream, Task
 from fedrpc.errors import Refused
+from fedrpc.privacy.signing import Signer
 from fedrpc.problem import Problem
 from fedrpc.wire.ledger import SESSION, Rows
 
@@ -46,11 +47,14 @@ class Member:
 
     Args:
         enqueue: Called with each task that is to be answered.
+        signer: The key of the process's certificate, if it has one.
     """
 
-    def __init__(self, state_dir: Path, client: int, enqueue: Callable[[Member, Task], None]) -> None:
+    def __init__(
+        self, state_dir: Path, client: int, enqueue: Callable[[Member, Task], None], signer: Signer | None = None
+    ) -> None:
         self.client = client
-        self.identity = Identity(state_dir, client)
+        self.identity = Identity(state_dir, client, signer)
         self.session = 0
         self.stop = threading.Event()  # ends the answer under way before its next batch
         self._enqueue = enqueue
@@ -198,7 +202,17 @@ class Member:
 
     async def _send(self, stream: Stream, task: Task, kept: Kept) -> Receipt:
         if is_about_ledger(task):
-            return await stream.send_result(self.session, kept, 0, self._privacy_held, ())
+            return await stream.send_result(self.session, kept, 0)
         store, first = self.open_store(), self._privacy_held
         attempt = store.next_attempt(task.envelope.task_id)
-        return await stream.send_result(self.session, kept, attempt, first, store.read_privacy_rows(first))
+        return await stream.send_result(self.session, kept, attempt, self._read_rows(store, first))
+
+    def _read_rows(self, store: ClientStore, first: int) -> SignedRows | None:
+        """Reads the privacy rows that the server does not hold yet, and signs the chain up to their end."""
+        assert self._work is not None, "joined before"
+        rows = store.read_privacy_rows(first)
+        if not rows:
+            return None
+        count = first + len(rows)
+        head = store.read_hash(count - 1)
+        return SignedRows(first, rows, self.identity.signer.sign_head(self._work.run_id, self.client, count, head))

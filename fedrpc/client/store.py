@@ -279,6 +279,10 @@ class ClientStore:
                 rows.append(row)
         return rows
 
+    def read_hash(self, index: int) -> bytes:
+        """Reads the chain's hash after the row at an index."""
+        return bytes(self._fetch_one("SELECT hash FROM privacy WHERE number = ?", index)[0])
+
     def num_released(self) -> int:
         """Returns the number of privacy rows; it never decreases."""
         with self._lock:

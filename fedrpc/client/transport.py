@@ -124,6 +124,20 @@ class Receipt:
     privacy_rows: int
 
 
+@dataclass(frozen=True)
+class SignedRows:
+    """Privacy rows that the server does not hold yet.
+
+    Attributes:
+        first: The index of the first of them in the client's chain.
+        signature: The client's, of the chain's head after the last of them.
+    """
+
+    first: int
+    rows: Sequence[str]
+    signature: bytes
+
+
 class Listener(Protocol):
     """A client, as its stream sees it."""
 
@@ -159,14 +173,15 @@ class Transport:
         self._join: Any = self._channel.unary_unary(f"/{SERVICE}/Join")
         self._connect: Any = self._channel.stream_stream(f"/{SERVICE}/Connect")
 
-    async def join(self, members: Iterable[tuple[int, str]]) -> Welcome:
+    async def join(self, members: Iterable[tuple[int, str, bytes]]) -> Welcome:
         """Opens a session for each client.
 
         Args:
-            members: The clients' ids and instances; an instance distinguishes a client from another one with its id.
+            members: The clients' ids, instances and public keys; an instance distinguishes a client from another one
+                with its id.
         """
         data = pb.JoinRequest(
-            members=[pb.Member(client_id=client, instance=instance) for client, instance in members],
+            members=[pb.Member(client_id=c, instance=instance, public_key=key) for c, instance, key in members],
             package_version=fedrpc.__version__,
             schema_digest=SCHEMA_DIGEST,
         ).SerializeToString()
@@ -355,17 +370,17 @@ class Stream:
     # Sending
 
     async def send_result(
-        self, session: int, kept: Path | bytes, attempt_number: int, first_row: int, rows: Sequence[str]
+        self, session: int, kept: Path | bytes, attempt_number: int, released: SignedRows | None = None
     ) -> Receipt:
         """Sends a kept answer: a small one in one frame, a larger one chunk by chunk from its file.
 
         Args:
-            first_row: The index of the first of `rows`.
-            rows: Privacy rows that the server does not hold yet.
+            released: Privacy rows that the server does not hold yet.
         """
         answer, payload = load_payload(kept)
         body = serialise_body(payload)
-        privacy = pb.Frame(privacy=pb.PrivacyRows(first=first_row, rows=rows)).SerializeToString() if rows else b""
+        rows = pb.PrivacyRows(**vars(released)) if released else None
+        privacy = pb.Frame(privacy=rows).SerializeToString()
         envelope = build_envelope(answer, attempt=attempt_number, with_parts=False)
         head = serialise_frame(session, envelope, body, privacy)
         attempt = Attempt(answer.round, answer.phase, "up", self._listeners[session].client, attempt_number)

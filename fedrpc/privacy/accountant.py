@@ -46,6 +46,11 @@ def merge_histories(histories: Iterable[History]) -> History:
     return tuple((noise, rate, steps) for (noise, rate), steps in out.items() if steps)
 
 
+def choose_accountant(history: History) -> str:
+    """The accountant of the reported epsilon: "gdp", the closed form, where it holds, else "rdp"."""
+    return "gdp" if all(rate == 1.0 for _, rate, _ in history) else "rdp"
+
+
 @functools.lru_cache(maxsize=4096)
 def compute_epsilon(history: History, delta: float) -> float:
     """Computes the epsilon that is reported and compared with a budget, without the slow PRV accountant."""
@@ -62,7 +67,7 @@ def compute_epsilons(history: History, delta: float) -> Epsilons:
 
 
 def _compute_gdp(history: History, delta: float) -> float | None:
-    if any(rate != 1.0 for _, rate, _ in history):
+    if choose_accountant(history) != "gdp":
         return None
     if any(noise == 0 for noise, _, _ in history):
         return math.inf

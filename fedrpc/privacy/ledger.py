@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from fedrpc.wire.kinds import NOT_DATA_DERIVED, Kind
 
 GENESIS = b"\0" * 32
 _MAX_ENTRIES = 64  # in a row's history
+_MAX_ANSWERS = 64  # of a client whose parts are remembered: it has a few tasks at a time
 _LABELS = {kind.label for kind in Kind}
 _ROW: dict[str, Any] = {  # the keys and types that every row has
     "index": int,
     "previous": str,
     "round": int,
     "phase": str,
+    "answer": str,
     "kind": str,
     "parts": list,
     "mechanism": (str, type(None)),
@@ -45,7 +47,7 @@ class Release:
     kind: Kind
     parts: tuple[str, ...]
     guarantee: Guarantee = UNCOVERED
-    where: Mapping[str, Any] = field(default_factory=dict)  # client, round, phase, step, task
+    where: Mapping[str, Any] = field(default_factory=dict)  # client, round, phase, step, task, digest of the answer
 
     def to_row(self, index: int, previous: bytes) -> str:
         """Serialises the release as the row after `previous` in the chain."""
@@ -71,7 +73,7 @@ def list_releases(
     Args:
         kinds: The kind of each part of the answer, by part name.
         guarantees: By part name. A guarantee that several parts share is charged once.
-        where: The client, round, phase, step and task, for the rows.
+        where: The client, round, phase, step, task and the answer's digest, for the rows.
         noise: The source of the run's noise: "seeded" or "secret".
     """
     found: dict[tuple[int, Kind], Release] = {}
@@ -117,6 +119,7 @@ class PrivacyFile:
         self._path = path
         self._heads: dict[int, tuple[int, bytes]] = {}
         self._spent: dict[int, History] = {}
+        self._answers: dict[int, dict[str, set[str]]] = {}
         whole = 0
         if path.exists():
             with path.open("rb") as file:
@@ -128,6 +131,7 @@ class PrivacyFile:
                     client, digest = row["client"], bytes.fromhex(row["hash"])
                     self._heads[client] = (self.get_head(client)[0] + 1, digest)
                     self._spent[client] = merge_histories([self.get_history(client), read_history(row)])
+                    self._note_parts(client, row)
             with path.open("ab") as file:
                 file.truncate(whole)
         self._file = path.open("a")
@@ -140,11 +144,36 @@ class PrivacyFile:
         """Returns the composed history of a client's covered releases in the file."""
         return self._spent.get(client, ())
 
-    def extend(self, client: int, first: int, rows: Iterable[str]) -> int:
+    def _note_parts(self, client: int, row: Mapping[str, Any]) -> None:
+        """Notes which parts of which answer a row is about; of the last few answers, since older ones are done with."""
+        answers = self._answers.setdefault(client, {})
+        answers.setdefault(row["answer"], set()).update(row["parts"])
+        if len(answers) > _MAX_ANSWERS:
+            del answers[next(iter(answers))]
+
+    def find_parts_without_row(self, client: int, digest: bytes, kinds: Mapping[str, int]) -> list[str]:
+        """Finds the data-derived parts of an answer that no row in the file is about.
+
+        Args:
+            digest: The answer's.
+            kinds: The number of the kind of each of its parts, by name.
+        """
+        known = self._answers.get(client, {}).get(digest.hex(), set())
+        return [part for part, kind in kinds.items() if kind not in NOT_DATA_DERIVED and part not in known]
+
+    def extend(
+        self,
+        client: int,
+        first: int,
+        rows: Iterable[str],
+        accept: Callable[[int, bytes], None] = lambda *_: None,
+    ) -> int:
         """Adds the rows that are new, all or none.
 
         Args:
             first: The index of the first of `rows` in the client's chain.
+            accept: Called before anything is written, with the number of rows and the hash of the last as they will be;
+                raises WireError to refuse them.
 
         Returns:
             How many rows of this client the file now has.
@@ -153,7 +182,7 @@ class PrivacyFile:
             WireError: The rows do not continue the chain, or one is malformed.
         """
         count, digest = self.get_head(client)
-        lines, spent = [], [self.get_history(client)]
+        lines, spent, parsed = [], [self.get_history(client)], []
         for index, row in enumerate(rows, start=first):
             if index < count:
                 continue
@@ -163,11 +192,17 @@ class PrivacyFile:
             digest = hash_row(digest, row)
             lines.append(_serialise(values | {"hash": digest.hex()}) + "\n")
             spent.append(read_history(values))
+            parsed.append(values)
             count += 1
+        if not parsed:
+            return count
+        accept(count, digest)
         self._file.write("".join(lines))
         self._file.flush()
         self._heads[client] = (count, digest)
         self._spent[client] = merge_histories(spent)
+        for values in parsed:
+            self._note_parts(client, values)
         return count
 
     def close(self) -> None:
@@ -190,6 +225,8 @@ def _parse_row(row: str, client: int) -> dict[str, Any]:
                 raise ValueError(f"'{name}' is {values[name]!r:.40}")
         read_history(values)
         Coverage(values["coverage"])
+        if not all(isinstance(part, str) for part in values["parts"]):
+            raise ValueError(f"'parts' is {values['parts']!r:.40}")
         if values["kind"] not in _LABELS:
             raise ValueError(f"there is no kind '{values['kind']:.40}'")
         if _serialise(values) != row:

@@ -15,6 +15,7 @@ NO_GUARANTEE = "no guarantee"
 
 # How neighbouring data sets differ; guarantees under different notions are not added up.
 REPLACE_ONE = "replace-one"
+SAME_LABEL = "replace-one, same label"  # a record's class is no secret
 ZERO_OUT = "zero-out, sizes public"  # one record becomes an empty one: the number of records is no secret
 
 History = tuple[tuple[float, float, int], ...]  # (noise multiplier, sampling rate, steps), as Opacus writes it

@@ -24,21 +24,13 @@ _FINEST = 1e-4  # the interval of the grid of privacy losses, as dp-accounting h
 _GRID = 1e-5  # ... or this share of epsilon: a large epsilon needs no finer one, and would take minutes with it
 
 
-def compute_second_epsilon(history: History, delta: float) -> tuple[str, float]:
-    """Computes a history's epsilon by dp-accounting, and says by which of its accountants.
-
-    Where everything is sampled at rate 1 the value is exact. Elsewhere it is an upper bound by Renyi divergences, at
-    dp-accounting's own orders: the first accountant's bound has others, so either of the two may be the smaller one.
-    """
-    exact = all(rate == 1 for _, rate, _ in history)
-    return f"dp-accounting {'Gaussian' if exact else 'RDP'}", recompute_epsilon(
-        history, delta, "gdp" if exact else "rdp"
-    )
-
-
-@functools.lru_cache(maxsize=256)
 def recompute_epsilon(history: History, delta: float, accountant: str) -> float:
-    """Recomputes a history's epsilon by the same kind of accountant ("gdp": exact, "rdp": Renyi)."""
+    """Recomputes a history's epsilon by the same kind of accountant.
+
+    Args:
+        accountant: "gdp", where everything is sampled at rate 1: exact. Or "rdp": an upper bound by Renyi divergences,
+            at dp-accounting's own orders. The first accountant's bound has others, so either may be the smaller one.
+    """
     if not history:
         return 0.0
     if any(noise == 0 for noise, _, _ in history):

@@ -11,6 +11,7 @@ from typing import Any
 from fedrpc.privacy.accountant import Epsilons, compute_epsilon, compute_epsilons, merge_histories
 from fedrpc.privacy.ledger import NOISE, read_history
 from fedrpc.privacy.mechanisms import NO_GUARANTEE, Coverage, History
+from fedrpc.privacy.statement import state_epsilon
 from fedrpc.privacy.unaccounted import Unaccounted, describe_unaccounted
 
 Row = Mapping[str, Any]
@@ -28,7 +29,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 def summarise(
     released: Iterable[Row], delta: float, noise: str = "seeded", unaccounted: Sequence[Unaccounted] = ()
 ) -> dict[str, Any]:
-    """Builds the privacy part of summary.json.
+    """Builds the privacy part of summary.json: each epsilon, of the run and of kinds, with all that it depends on.
 
     Args:
         released: The rows of privacy.jsonl.
@@ -41,20 +42,17 @@ def summarise(
         kinds[row["kind"]].append({key: row[key] for key in _KEYS})
     rows = [row for found in kinds.values() for row in found]
     worst, reason = _compose_run(kinds, rows, delta, unaccounted)
-    out: dict[str, Any] = {
-        "epsilon": worst.best[0] if worst else None,
-        "delta": delta,
-        "accountant": worst.best[1] if worst else None,
-        "epsilons": vars(worst) if worst else None,
-        "reason": reason,
-        "unit": "one record of one client" if worst else None,
-        "adjacency": next(row["adjacency"] for row in rows if row["history"]) if worst else None,
-        "releases": {
-            kind: _summarise_kind(found, delta, [entry for entry in unaccounted if entry.kind == kind])
-            for kind, found in kinds.items()
-        },
+    nothing = dict.fromkeys(("epsilon", "accountant", "second", "unit", "adjacency", "sampling", "trust", "epsilons"))
+    out: dict[str, Any] = nothing | {"delta": delta}
+    if worst:
+        out |= _state(worst, rows, delta, noise)
+    if any(row["history"] for row in rows):
+        out["noise"] = NOISE[noise]
+    releases = {
+        kind: _summarise_kind(found, delta, noise, [entry for entry in unaccounted if entry.kind == kind])
+        for kind, found in kinds.items()
     }
-    return out | ({"noise": NOISE[noise]} if any(row["history"] for row in rows) else {})
+    return out | {"reason": reason, "releases": releases}
 
 
 def is_uncovered(row: Row) -> bool:
@@ -63,22 +61,29 @@ def is_uncovered(row: Row) -> bool:
     return coverage is Coverage.NONE or (coverage is Coverage.COVERED and not row["history"])
 
 
-def compose_worst_client(rows: Iterable[Row], delta: float) -> Epsilons | None:
-    """Composes the rows of each client and returns the epsilons of the one that spent most; None if that fails."""
+def compose_worst_client(rows: Iterable[Row], delta: float) -> tuple[History, Epsilons] | None:
+    """Composes the rows of each client and returns what the one that spent most spent; None if that fails."""
     by_client: dict[int, list[History]] = defaultdict(list)
     for row in rows:
         by_client[row["client"]].append(read_history(row))
     # Clients with equal histories are composed once, and only the worst goes to the slow accountants.
     distinct = {merge_histories(found) for found in by_client.values()}
     try:
-        return compute_epsilons(max(distinct, key=lambda history: compute_epsilon(history, delta)), delta)
+        worst = max(distinct, key=lambda history: compute_epsilon(history, delta))
+        return worst, compute_epsilons(worst, delta)
     except (ArithmeticError, ValueError, MemoryError):  # a finished run must not fail over its summary
         return None
 
 
+def _state(worst: tuple[History, Epsilons], rows: list[Any], delta: float, noise: str) -> dict[str, Any]:
+    history, epsilons = worst
+    adjacency = next(row["adjacency"] for row in rows if row["history"])
+    return state_epsilon(history, delta, adjacency, noise) | {"epsilons": vars(epsilons)}
+
+
 def _compose_run(
     kinds: Mapping[str, list[Any]], rows: list[Any], delta: float, unaccounted: Sequence[Unaccounted]
-) -> tuple[Epsilons | None, str | None]:
+) -> tuple[tuple[History, Epsilons] | None, str | None]:
     uncovered = sorted(kind for kind, found in kinds.items() if any(map(is_uncovered, found)))
     notions = {row["adjacency"] for row in rows if row["history"]}
     if uncovered:
@@ -95,15 +100,17 @@ def _compose_run(
     return found, None if found else f"{NO_GUARANTEE}: epsilon could not be computed"
 
 
-def _summarise_kind(rows: list[dict[str, Any]], delta: float, unaccounted: Sequence[Unaccounted]) -> dict[str, Any]:
+def _summarise_kind(
+    rows: list[dict[str, Any]], delta: float, noise: str, unaccounted: Sequence[Unaccounted]
+) -> dict[str, Any]:
     covers = next((row["covers"] for row in rows if is_uncovered(row)), None)
     if unaccounted:
         covers = f"{NO_GUARANTEE}: {describe_unaccounted(unaccounted)}"
     # The cost of a release that was charged with another kind is not in these rows.
     has_all_costs = covers is None and all(row["coverage"] != Coverage.CHARGED_ELSEWHERE for row in rows)
     costs = [row for row in rows if row["history"]]
-    found = compose_worst_client(costs, delta) if has_all_costs and costs else None
+    is_alike = len({row["adjacency"] for row in costs}) == 1  # other notions of neighbours are not added up
+    found = compose_worst_client(costs, delta) if has_all_costs and is_alike else None
     covers = covers or next((row["covers"] for row in rows if row["coverage"] != Coverage.PUBLIC), rows[0]["covers"])
-    entry = {"count": len(rows), "epsilon": found.best[0] if found else None, "delta": delta if found else None}
-    about = {"epsilons": vars(found), "adjacency": costs[0]["adjacency"]} if found else {}
-    return entry | {"covers": covers} | about
+    stated = _state(found, costs, delta, noise) if found else {"epsilon": None, "delta": None}
+    return {"count": len(rows)} | stated | {"covers": covers}

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrpc.report.sheet import write_text
+from fedrpc.report.words import describe_kinds, describe_privacy
 from fedrpc.study.audit import Audit
 
 _MAX_FAULTS = 40  # that are printed
@@ -18,6 +19,10 @@ _MAX_FAULTS = 40  # that are printed
 def show_audit(folder: Path, audit: Audit, console: Console) -> None:
     """Prints an audit and writes audit.json into the run directory."""
     console.print(_table(folder, audit))
+    privacy = json.loads((folder / "summary.json").read_text())["privacy"]
+    run = {"the run": describe_privacy(privacy)} if privacy["epsilon"] is not None else {}
+    for what, line in (run | describe_kinds(privacy)).items():
+        console.print(Text(f"{what}: {line}"), soft_wrap=True)
     for fault in audit.faults[:_MAX_FAULTS]:
         console.print(Text("wrong ", style="red") + Text(fault), soft_wrap=True)
     if len(audit.faults) > _MAX_FAULTS:

@@ -20,7 +20,7 @@ compare.json (sizes in bytes, accuracies in percent; `null` where a value does n
       bytes.kernel_note       why that is not exact (a run that was resumed: a lower bound), or ""
       overhead                tensor bytes over those of FedAvg
       seconds
-      privacy                 {epsilon, delta, reason, text}; `text` is "no guarantee: ..." or the epsilon
+      privacy                 {epsilon, delta, reason, text}; `text` is "no guarantee: ..." or the epsilon in full
       model_sha256
       curve                   [[round, message bytes up to its end, accuracy], ...] of the evaluated rounds
     failed        a list of {method, reason, exit_code}
@@ -46,6 +46,7 @@ from fedrpc.registry import METHODS
 from fedrpc.report.comparison_page import (
     BASELINE,
     RAW,
+    describe_guarantee,
     describe_overhead,
     describe_sameness,
     describe_sharing,
@@ -53,6 +54,7 @@ from fedrpc.report.comparison_page import (
     format_deviation,
     format_kernel_bytes,
     format_overhead,
+    list_guarantees,
     make_title,
     render_page,
     sum_directions,
@@ -292,6 +294,8 @@ def format_comparison(document: Mapping[str, Any]) -> RenderableType:
     ]
     for table in (_tabulate_outcome(document), _tabulate_kinds(document), _tabulate_sharing(document)):
         pieces += [table, Text()]
+    if list_guarantees(document):
+        pieces += [_format_guarantees(document), Text()]
     if document["failed"]:
         pieces += [_tabulate_failures(document["failed"]), Text()]
     return Group(*pieces)
@@ -353,7 +357,14 @@ def _tabulate_sharing(document: Mapping[str, Any]) -> Table:
     for entry in document["methods"]:
         leaves = Text(describe_sharing(entry))
         leaves.highlight_words([RAW], "bold white on red")
-        table.add_row(_style_name(entry), leaves, Text(entry["privacy"]["text"]))
+        table.add_row(_style_name(entry), leaves, Text(describe_guarantee(entry)))
+    return table
+
+
+def _format_guarantees(document: Mapping[str, Any]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for method, line in list_guarantees(document):
+        table.add_row(Text(method, style="bold cyan"), Text(line))
     return table
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+from fedrpc.privacy.words import format_epsilon
 from fedrpc.report.markup import Plot, Table, Tile, render
 from fedrpc.report.plots_bytes import FILLS, format_size_tick
 from fedrpc.report.plots_learning import format_percent
@@ -60,6 +61,20 @@ def describe_sharing(entry: Mapping[str, Any]) -> str:
     if entry["raw_data"]:
         shares = f"{RAW}: {shares}" if shares else RAW
     return shares or "nothing more"
+
+
+def describe_guarantee(entry: Mapping[str, Any]) -> str:
+    """A method's privacy for a cell: why it has none, or its epsilon, whose whole line then stands below the table."""
+    privacy = entry["privacy"]
+    if privacy["epsilon"] is None:
+        return str(privacy["text"])
+    return f"{format_epsilon(privacy)}; in full below"
+
+
+def list_guarantees(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The methods whose runs have an epsilon, with its whole line."""
+    entries = [entry for entry in document["methods"] if entry["privacy"]["epsilon"] is not None]
+    return [(entry["method"], entry["privacy"]["text"]) for entry in entries]
 
 
 def label_method(entry: Mapping[str, Any]) -> str:
@@ -126,6 +141,7 @@ def render_page(document: Mapping[str, Any]) -> str:
         outcome=_collect_outcome(document),
         failed=Table(("method", "why"), failed, words=2),
         sharing=_list_sharing(document),
+        guarantees=list_guarantees(document),
         learning=_plot_learning(document, colours),
         cost=_collect_cost(document),
         footer=f"fedrpc {document['version']}",
@@ -184,7 +200,7 @@ def _list_sharing(document: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], 
         (
             entry,
             describe_sharing(entry),
-            entry["privacy"]["text"],
+            describe_guarantee(entry),
             ", ".join(f"{name} {value}" for name, value in entry["params"].items()) or "none",
         )
         for entry in document["methods"]

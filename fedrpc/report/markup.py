@@ -31,12 +31,13 @@ class Plot:
 
 @dataclass(frozen=True)
 class Tile:
-    """One headline fact: its name, its value, and a note."""
+    """One headline fact: its name, its value, and a note; `wide` fills the page's width, for a long note."""
 
     name: str
     value: str
     note: str = ""
     mood: str = ""  # "good", "bad" or ""
+    wide: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,13 @@ from rich.text import Text
 
 from fedrpc.files import explain_unwritable, write_atomically
 from fedrpc.privacy.mechanisms import Coverage
+from fedrpc.privacy.words import describe_epsilon, format_epsilon
 from fedrpc.report import plots_bytes, plots_learning, plots_partition
 from fedrpc.report.markup import Plot, Table, Tile, render
 from fedrpc.report.table import count_text_columns, format_size, list_kinds, print_summary
 from fedrpc.report.words import (
     compare_to_formula,
+    describe_kinds,
     describe_partition,
     describe_privacy,
     describe_reported,
@@ -92,7 +94,8 @@ def _cohort_size(run: Run) -> int:
 def make_tiles(run: Run) -> list[Tile]:
     """The facts that one wants first."""
     tiles = [_accuracy_tile(run.summary), _wire_tile(run.summary), _overhead_tile(run.summary), _privacy_tile(run)]
-    return [*tiles, *_clients_tile(run.summary), _ledger_tile(run.summary), _time_tile(run.summary)]
+    tiles += [*_clients_tile(run.summary), _ledger_tile(run.summary), _time_tile(run.summary)]
+    return sorted(tiles, key=lambda tile: tile.wide)  # the others first, since a wide one would break their row
 
 
 def _accuracy_tile(summary: Mapping[str, Any]) -> Tile:
@@ -126,13 +129,14 @@ def _privacy_tile(run: Run) -> Tile:
         if all(release.coverage is Coverage.PUBLIC for release in run.releases):
             return Tile("privacy", "no epsilon", reason)
         return Tile("privacy", "no guarantee", reason.removeprefix("no guarantee:").strip(), "bad")
-    by = f" ({privacy['accountant']})" if privacy["accountant"] else ""
-    notes = [f"at δ = {privacy['delta']:g}{by}.", str(privacy["reason"] or ""), _warn_of_seeded_noise(run)]
-    return Tile("privacy", f"ε = {privacy['epsilon']:.4g}", " ".join(note for note in notes if note))
+    value, line = format_epsilon(privacy), describe_epsilon(privacy)
+    notes = [f"{line.removeprefix(value).strip()}.", _warn_of_seeded_noise(run)]
+    return Tile("privacy", value, " ".join(note for note in notes if note), wide=True)
 
 
 def _warn_of_seeded_noise(run: Run) -> str:
-    seeded = run.config.get("privacy", {}).get("noise") == "seeded"
+    """For summaries that do not tell the source of the noise."""
+    seeded = run.config.get("privacy", {}).get("noise") == "seeded" and not run.summary["privacy"].get("noise")
     return SEEDED if seeded and any(release.mechanism for release in run.releases) else ""
 
 
@@ -240,7 +244,8 @@ def _collect_partition(run: Run) -> dict[str, Any]:
 
 
 def _collect_privacy(run: Run) -> dict[str, Any]:
-    known = run.summary["privacy"]["releases"]
+    privacy = run.summary["privacy"]
+    known = privacy["releases"]
 
     def format_guarantee(kind: str, key: str) -> str:
         value = known.get(kind, {}).get(key)
@@ -262,10 +267,10 @@ def _collect_privacy(run: Run) -> dict[str, Any]:
     ]
     head = ("kind", "phase", "parts", "mechanism", "what covers it", "releases", "clients", "ε of the kind", "δ")
     more = len(run.releases) - MAX_ROWS
-    guarantee = describe_privacy(run.summary["privacy"])
-    seeded = "" if "reproducible" in guarantee else _warn_of_seeded_noise(run)
+    guarantee = make_sentence(describe_privacy(privacy))
     return {
-        "about": f"What left clients and under what guarantee. {make_sentence(guarantee)} {seeded}".rstrip(),
+        "about": f"What left clients and under what guarantee. {guarantee} {_warn_of_seeded_noise(run)}".rstrip(),
+        "kinds": list(describe_kinds(privacy).items()),
         "releases": Table(head, rows, words=5),
         "caption": f"{more} more rows are in privacy.jsonl." if more > 0 else "",
     }

@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from fedrpc.report.words import describe_privacy, describe_reported, format_cell
+from fedrpc.report.words import describe_kinds, describe_privacy, describe_reported, format_cell
 
 
 def format_size(num_bytes: float | None) -> str:
@@ -91,10 +91,9 @@ def _list_facts(summary: dict[str, Any]) -> Table:
     for entry in summary.get("reported", {}).values():
         if not entry.get("columns"):
             facts.add_row(Text(entry["words"]), Text(describe_reported(entry)))
-    facts.add_row("privacy", describe_privacy(summary["privacy"]))
-    for kind, entry in summary["privacy"]["releases"].items():
-        if entry["epsilon"] is not None and summary["privacy"]["epsilon"] is None:
-            facts.add_row("", f"{kind} alone: ε = {entry['epsilon']:.4g} at δ = {entry['delta']:g}, {entry['covers']}")
+    facts.add_row("privacy", Text(describe_privacy(summary["privacy"])))
+    for what, line in describe_kinds(summary["privacy"]).items():
+        facts.add_row("", Text(f"{what}: {line}"))
     facts.add_row("time", f"{summary['seconds']:.1f} s")
     facts.add_row("model", summary["model_sha256"][:16])
     return facts

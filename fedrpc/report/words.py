@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedrpc.privacy.words import describe_epsilon
+
 
 def format_duration(seconds: float) -> str:
     """A time: 36.0 s, 5 min 12 s, 2 h 05 min."""
@@ -34,13 +36,19 @@ def make_sentence(text: str) -> str:
 
 
 def describe_privacy(privacy: Mapping[str, Any]) -> str:
-    """A run's epsilon, or why it has none."""
-    if privacy["epsilon"] is None:
-        return str(privacy["reason"])
-    by = f" by {privacy['accountant'].upper()}" if privacy.get("accountant") else ""
-    noise = f"; {privacy['noise']}" if privacy.get("noise") else ""
-    unit = f" for {privacy['unit']} ({privacy['adjacency']})" if privacy.get("unit") else ""
-    return f"ε = {privacy['epsilon']:.4g} at δ = {privacy['delta']:g}{by}{unit}{noise}"
+    """A run's epsilon with all that it depends on, or why it has none."""
+    return str(privacy["reason"]) if privacy["epsilon"] is None else describe_epsilon(privacy)
+
+
+def describe_kinds(privacy: Mapping[str, Any]) -> dict[str, str]:
+    """The epsilons of single kinds where they are not the run's, each in one line that also says what covers it."""
+    found = {}
+    run = {name: privacy[name] for name in ("noise", "warning") if privacy.get(name)}
+    for kind, entry in privacy["releases"].items():
+        if entry["epsilon"] is not None and entry["epsilon"] != privacy["epsilon"]:
+            covers = f"; covered: {entry['covers']}" if entry.get("covers") else ""
+            found[f"{kind} alone"] = describe_epsilon(run | dict(entry)) + covers
+    return found
 
 
 def format_cell(value: Any) -> str:

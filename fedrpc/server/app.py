@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import grpc
@@ -17,7 +17,9 @@ from grpc_reflection.v1alpha import reflection
 import fedrpc
 from fedrpc import log
 from fedrpc.errors import FedrpcError, Refused, Unavailable, WireError
+from fedrpc.privacy.heads import REGISTERED, HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
+from fedrpc.privacy.signing import load_public_key, read_certificate_key
 from fedrpc.server.connection import Connection, Desk
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.roster import IdTaken, OutOfRange, Roster, Session, UnknownSession
@@ -65,17 +67,19 @@ class Servicer:
         coordinator: Coordinator,
         book: LedgerFile,
         privacy: PrivacyFile,
+        heads: HeadsFile,
         *,
         client_name: str | None = None,
     ) -> None:
         self._server, self._roster, self._coordinator = server, roster, coordinator
-        self._privacy, self._client_name = privacy, client_name
+        self._privacy, self._heads, self._client_name = privacy, heads, client_name
         limits = server.problem.config.limits
         self._desk = Desk(
             server,
             roster,
             book,
             privacy,
+            heads,
             limits,
             round=lambda: coordinator.round,
             sending=asyncio.Semaphore(limits.transfers),
@@ -107,11 +111,16 @@ class Servicer:
             raise WireError("a Join without a client")
         for member in request.members:
             self._check_certificate(member.client_id, context)
+        source = self._check_keys(request.members, context)
         token, sessions, replaced = self._roster.join([(m.client_id, m.instance) for m in request.members])
         for old in replaced:
             if old.link:
                 old.link.drop_session(old)
             self._server.mailbox.replace_session(old)
+        for member in request.members:
+            rows, _ = self._privacy.get_head(member.client_id)
+            if self._heads.register(member.client_id, member.public_key, rows, source):
+                self._log.warning("client_key_changed", client=member.client_id, from_row=rows)
         if request.package_version != fedrpc.__version__:
             self._log.warning("version_skew", client=sessions[0].client, theirs=request.package_version)
         problem = self._server.problem
@@ -165,6 +174,23 @@ class Servicer:
             remedy = "; for processes of many clients, give the server a --tls-client-name without {client}"
             several = remedy if wanted != self._client_name else ""
             raise Refused(f"the certificate is for {names or 'nobody'}, not for {wanted}{several}")
+
+    @staticmethod
+    def _check_keys(members: Iterable[pb.Member], context: Any) -> str:
+        """Checks clients' public keys; where their process has shown a certificate, they must be the certificate's.
+
+        Returns:
+            How the server knows that the keys are the clients'.
+        """
+        shown = context.auth_context()
+        certificates = shown.get("x509_pem_cert", [])
+        ours = read_certificate_key(certificates[0]) if certificates else None
+        for member in members:
+            load_public_key(member.public_key)
+            if ours is not None and member.public_key != ours:
+                raise Refused(f"client {member.client_id} joins with another key than that of its certificate")
+        names = ", ".join(name.decode() for name in shown.get("x509_common_name", []))
+        return f"certificate of {names}" if ours is not None else REGISTERED
 
     async def connect(self, _: Any, context: Any) -> None:
         """Serves the stream of one process."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from fedrpc import log
 from fedrpc.config import LimitsConfig
 from fedrpc.errors import Unavailable, WireError
+from fedrpc.privacy.heads import HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.server.mailbox import Delivery, Mailbox, Task
 from fedrpc.server.roster import Roster, Session, UnknownSession
@@ -66,6 +67,7 @@ class Desk:
     roster: Roster
     book: LedgerFile
     privacy: PrivacyFile
+    heads: HeadsFile
     limits: LimitsConfig
     round: Callable[[], int]
     sending: asyncio.Semaphore
@@ -83,6 +85,24 @@ class Desk:
     def count_field(self, direction: Direction, client: int, size: int) -> Rows:
         """The rows of a field in a message that is booked under another client."""
         return {key: Sums(0, size, 0) for key in self.count_session(direction, client, 0)}
+
+    def file_rows(self, client: int, released: pb.PrivacyRows) -> None:
+        """Files a client's privacy rows and its signature of them; raises WireError unless they are its own."""
+
+        # The head first: after a crash between the two the client sends the rows again.
+        def accept(count: int, head: bytes) -> None:
+            self.heads.add(client, count, head, released.signature)
+
+        self.privacy.extend(client, released.first, released.rows, accept)
+
+    def check_rows(self, client: int, envelope: pb.Envelope) -> None:
+        """Raises WireError when a data-derived part of a result has no privacy row."""
+        kinds = {part.name: part.kind for part in envelope.parts}
+        if missing := self.privacy.find_parts_without_row(client, envelope.digest, kinds):
+            raise WireError(
+                f"client {client}'s answer to '{envelope.phase}' has no privacy row for {', '.join(missing)[:200]}: "
+                "every part that depends on data needs one before it is accepted"
+            )
 
 
 class Connection:
@@ -343,15 +363,16 @@ class Connection:
         try:
             # Rows are kept whatever becomes of the result: what they describe has left the client.
             if frame.HasField("privacy"):
-                self._desk.privacy.extend(session.client, frame.privacy.first, frame.privacy.rows)
+                self._desk.file_rows(session.client, frame.privacy)
             if task is None or not self._is_wanted(task, envelope):
                 status = self._describe_unwanted(task, envelope)
             elif not fits:
                 raise WireError(f"a message of {len(envelope.parts)} parts has {len(frame.chunks)} chunks in its frame")
-            elif announces_chunks(frame) and not envelope.HasField("failure"):
-                await self._begin_upload(task, session, envelope, attempt, rows)
-                return
             else:
+                self._desk.check_rows(session.client, envelope)
+                if announces_chunks(frame) and not envelope.HasField("failure"):
+                    await self._begin_upload(task, session, envelope, attempt, rows)
+                    return
                 self._accept_small(task, frame)
                 status = _Status.STATUS_ACCEPTED
         except WireError as error:

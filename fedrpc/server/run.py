@@ -23,6 +23,7 @@ from fedrpc.data.partition_summary import summarize_partition
 from fedrpc.device import choose
 from fedrpc.errors import ConfigError, Unavailable
 from fedrpc.files import write_durably
+from fedrpc.privacy.heads import HEADS_FILE, HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.problem import Problem
 from fedrpc.process import freeze_memory, return_freed_memory
@@ -170,6 +171,7 @@ async def _run_server(
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
     book = stack.enter_context(contextlib.closing(LedgerFile(out)))
     privacy = stack.enter_context(contextlib.closing(PrivacyFile(out / "privacy.jsonl")))
+    heads = stack.enter_context(contextlib.closing(HeadsFile(out / HEADS_FILE, run_id)))
     roster = Roster(config.clients, config.limits.grace_s)
     mailbox = Mailbox(roster, config.limits, config.parallel)
     listeners = [progress]
@@ -186,7 +188,8 @@ async def _run_server(
     meter = Meter(grpc_server.port, local=True)
     coordinator = Coordinator(context, roster, out, book, meter)
     bound = options.tls is not None and options.tls.client_ca is not None
-    servicer = Servicer(context, roster, coordinator, book, privacy, client_name=options.client_name if bound else None)
+    name = options.client_name if bound else None
+    servicer = Servicer(context, roster, coordinator, book, privacy, heads, client_name=name)
     if options.metrics_listen:
         from fedrpc.server.monitoring import RunMetrics, serve_metrics  # here, since other servers need no Prometheus
 

@@ -1,8 +1,8 @@
 """Audits a finished run's privacy: are its rows whole, do they tell of all that left, and claim what it must cost?
 
-Rows are what clients claim. They are held against what the server's files say: the ledger of bytes (did anything leave
-without a row?) and the facts of the run (does a row claim less than the configuration makes it cost?). Then every
-epsilon of the summary is computed again, by the same accountant and by another.
+Rows are what clients claim, and sign. They are held against what the server's files say: the ledger of bytes (did
+anything leave without a row?) and the facts of the run (does a row claim less than the configuration makes it cost?).
+Then every epsilon of the summary is computed again, by the same accountant and by another.
 """
 
 from __future__ import annotations
@@ -10,21 +10,23 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import ConfigError
-from fedrpc.privacy.accountant import compute_epsilon, compute_epsilons, merge_histories
+from fedrpc.privacy.accountant import choose_accountant, compute_epsilon, merge_histories
+from fedrpc.privacy.heads import HEADS_FILE, find_forged_heads
 from fedrpc.privacy.ledger import GENESIS
 from fedrpc.privacy.mechanisms import History
-from fedrpc.privacy.second import compute_second_epsilon, compute_tight_epsilon
+from fedrpc.privacy.second import compute_tight_epsilon
+from fedrpc.privacy.statement import ask_second
 from fedrpc.privacy.summary import is_uncovered, summarise
 from fedrpc.privacy.unaccounted import find_unaccounted
 from fedrpc.study.claims import Held, hold_against_facts
 from fedrpc.study.facts import load_facts
-from fedrpc.study.privacy_rows import Heads, PrivacyRow, read_privacy_rows
+from fedrpc.study.privacy_rows import PrivacyRow, read_privacy_rows
 from fedrpc.study.reading import FILES, check_finished
 from fedrpc.wire.ledger import read_rows
 
@@ -67,7 +69,7 @@ class Audit:
     """
 
     num_rows: int
-    heads: Heads
+    heads: dict[int, tuple[int, bytes]]
     lines: list[Line]
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -77,12 +79,17 @@ def audit_run(run: Path) -> Audit:
     """Checks the privacy of the finished run in a run directory."""
     check_finished(run, (*FILES, "privacy.jsonl"))
     reported = _read_summary(run)["privacy"]
-    rows, heads, faults = read_privacy_rows(run / "privacy.jsonl")
+    rows, chains, faults = read_privacy_rows(run / "privacy.jsonl")
+    heads = {client: (len(chain), chain[-1] if chain else GENESIS) for client, chain in chains.items()}
     values = [row.values for row in rows]
     unaccounted = find_unaccounted(read_rows(run / "ledger.jsonl"), values)
     facts, notes = load_facts(run)
     held = hold_against_facts(facts, rows, unaccounted) if facts else None
     found = Audit(len(rows), heads, [], faults + _compare_with_stores(run, heads), notes)
+    if (run / HEADS_FILE).is_file():
+        found.faults += find_forged_heads(run / HEADS_FILE, _read_run_id(run), chains)
+    else:  # a run that has the facts was made by a version that files signatures, too
+        (found.faults if facts else found.notes).append(f"who signed the rows is not known: there is no {HEADS_FILE}")
     found.faults += [f"{entry}" for entry in unaccounted] + (held.faults if held else [])
     again = summarise(values, reported["delta"], unaccounted=unaccounted)
     for kind in sorted({*reported["releases"], *again["releases"]}):
@@ -106,15 +113,19 @@ def _read_summary(run: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
-def _compare_with_stores(run: Path, heads: Heads) -> list[str]:
+def _read_run_id(run: Path) -> str:
+    return (run / "run_id").read_text().strip() if (run / "run_id").is_file() else ""
+
+
+def _compare_with_stores(run: Path, heads: Mapping[int, tuple[int, bytes]]) -> list[str]:
     """Compares with the chains that local clients keep: only there can missing last rows be seen."""
     faults = []
-    run_id = (run / "run_id").read_text().strip() if (run / "run_id").is_file() else ""
+    run_id = _read_run_id(run)
     for folder in sorted((run / "clients").glob(f"*/{run_id}")) if run_id else []:
         database = folder / "store.db"
         if not database.is_file():
             continue
-        # Only a store that was not closed has a log, and can be read with it alone; for any other SQLite leaves no file.
+        # Only a store that was not closed has a log, which must be read; from any other SQLite is to leave no file.
         how = "mode=ro" if database.with_name("store.db-wal").exists() else "immutable=1"
         with sqlite3.connect(f"file:{database}?{how}", uri=True) as db:
             last = db.execute("SELECT number, hash FROM privacy ORDER BY number DESC LIMIT 1").fetchone()
@@ -151,13 +162,13 @@ def _recompute(
     if ours["epsilon"] is None:
         return Line(what, None, theirs["epsilon"], None, None, None, None, ours["covers"])
     history = _find_worst_history(rows, delta)
-    about, accountant = compute_epsilons(history, delta).best
+    accountant = choose_accountant(history)
     return Line(
         what,
         ours["epsilon"],
         theirs["epsilon"],
-        compute_second_epsilon(history, delta)[1],
-        compute_tight_epsilon(history, delta, about),
+        ask_second(history, delta, accountant)["epsilon"],
+        compute_tight_epsilon(history, delta, compute_epsilon(history, delta)),
         held.compute_epsilon(delta, None if what == RUN else what) if held else None,
         accountant,
         ours["covers"],

@@ -12,7 +12,7 @@ from fedrpc.errors import WireError
 from fedrpc.privacy.ledger import GENESIS, check_row, read_history
 from fedrpc.privacy.mechanisms import Coverage, History
 
-Heads = dict[int, tuple[int, bytes]]  # by client: how many whole rows there are, and the hash of the last
+Chains = dict[int, list[bytes]]  # by client: the hash after each of its rows, up to where the chain breaks
 _TYPES: dict[str, Any] = {
     "client": int,
     "index": int,
@@ -64,10 +64,10 @@ class Answer:
     rows: list[PrivacyRow] = field(default_factory=list)
 
 
-def read_privacy_rows(path: Path) -> tuple[list[PrivacyRow], Heads, list[str]]:
-    """Reads the rows that are readable, every client's head, and the faults; a broken chain is followed no further."""
+def read_privacy_rows(path: Path) -> tuple[list[PrivacyRow], Chains, list[str]]:
+    """Reads the rows that are readable, every client's chain, and the faults."""
     rows: list[PrivacyRow] = []
-    heads: Heads = {}
+    chains: Chains = {}
     broken: dict[int, str] = {}
     with path.open() as file:
         for number, line in enumerate(file, start=1):
@@ -82,10 +82,11 @@ def read_privacy_rows(path: Path) -> tuple[list[PrivacyRow], Heads, list[str]]:
             if client in broken:
                 continue
             try:
-                heads[client] = check_row(row, *heads.get(client, (0, GENESIS)))
+                chain = chains.setdefault(client, [])
+                chain.append(check_row(row, len(chain), chain[-1] if chain else GENESIS)[1])
             except (WireError, KeyError) as error:
                 broken[client] = f"privacy.jsonl, line {number}: {error}"
-    return rows, heads, list(broken.values())
+    return rows, chains, list(broken.values())
 
 
 def _check_types(row: Any) -> None:

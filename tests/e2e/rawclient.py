@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from fedrpc import __version__
+from fedrpc.privacy.signing import Signer
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 SERVICE = "fedrpc.wire.v2.Coordinator"
@@ -84,9 +85,13 @@ class RawClient:
     Args:
         address: HOST:PORT.
         credentials: For TLS.
+        signer: The key that it joins with; a new one when None.
     """
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(
+        self, address: str, credentials: grpc.ChannelCredentials | None = None, signer: Signer | None = None
+    ) -> None:
+        self.signer = signer or Signer.from_bytes(Signer.create())
         options = [("grpc.use_local_subchannel_pool", 1)]
         self.channel = (
             grpc.secure_channel(address, credentials, options)
@@ -109,10 +114,14 @@ class RawClient:
         """Join with any bytes."""
         return self._join(data, timeout=TIMEOUT_S)
 
+    def member(self, client: int, instance: str = "raw") -> pb.Member:
+        """How a client names itself."""
+        return pb.Member(client_id=client, instance=instance, public_key=self.signer.public_key)
+
     def join(self, client: int, instance: str = "raw", **changes: Any) -> pb.JoinResponse:
         """Join as a client would."""
         values = {
-            "members": [pb.Member(client_id=client, instance=instance)],
+            "members": [self.member(client, instance)],
             "package_version": __version__,
             "schema_digest": SCHEMA_DIGEST,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from fedrpc.server.rounds import make_task_id
 from fedrpc.wire.v2 import coordinator_pb2 as pb
+from tests.chain import Chain
 from tests.e2e.programs import Gates, Program, Programs, settings, wait_for
 from tests.e2e.rawclient import SERVICE, RawClient, RawStream, catch_refusal
 from tests.e2e.rundir import RunDir, find_broken_links, find_repeated_ledger_keys, find_repeated_releases
@@ -31,6 +32,7 @@ class Target:
 
     server: Program
     out: RunDir
+    chain: Chain
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,7 @@ def target(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs, 
     gates.shut("client-0-0")
     for client in (0, 1):
         shared_programs.client(server.address(), client, state).wait_for_join()
-    yield Target(server, out)
+    yield Target(server, out, Chain(2, (out.path / "run_id").read_text()))
     assert server.code is None, server.err
     gates.open_all()
     shared_programs.client(server.address(), 2, state)
@@ -55,7 +57,7 @@ def target(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs, 
     assert out.summary["ledger_check"]["differing"] == 0
     assert out.summary["bytes"]["method"]["up"] == finished.summary["bytes"]["method"]["up"]
     assert find_repeated_ledger_keys(out) == []
-    assert find_repeated_releases(out) == []
+    assert {client for client, *_ in find_repeated_releases(out)} <= {2}, "what the attacker sent has left it, too"
     assert list(find_broken_links(out)) == []
 
 
@@ -92,13 +94,15 @@ class Attack:
         return pb.Envelope(**(values | changes))
 
     def send_result(self, envelope: pb.Envelope, chunks: Sequence[pb.Chunk] = (), **others: Any) -> pb.Receipt:
-        """Sends a result in one frame; returns what the server says of it."""
+        """Sends a result in one frame, with rows for its parts; returns what the server says of it."""
+        others.setdefault("privacy", self.target.chain.release(envelope))
         self.stream.send(self.frame(envelope=envelope, chunks=chunks, **others))
         return self.stream.receive_until("receipt").receipt
 
     def announce(self, **changes: Any) -> None:
         """Announces a large result."""
-        self.stream.send(self.frame(envelope=self.result(**({"parts": [_large_part()]} | changes))))
+        envelope = self.result(**({"parts": [_large_part()]} | changes))
+        self.stream.send(self.frame(envelope=envelope, privacy=self.target.chain.release(envelope)))
 
     def receive_grant(self) -> None:
         """Waits until the chunks may come."""
@@ -122,7 +126,7 @@ def _join(target: Target, raw: RawClient) -> Attack:
 @pytest.fixture
 def attack(target: Target) -> Iterator[Attack]:
     """Joins again for each test: what the one before did must not matter."""
-    with RawClient(target.server.address()) as raw:
+    with RawClient(target.server.address(), signer=target.chain.signer) as raw:
         yield _join(target, raw)
     assert target.server.code is None, target.server.err
 
@@ -383,15 +387,17 @@ def test_an_answer_to_another_question_is_late(attack: Attack) -> None:
 # Privacy rows
 
 
-def _row(**changes: Any) -> str:
+def _row(chain: Chain, **changes: Any) -> str:
+    """A row that continues the attacker's chain, but for the changes."""
     values = {
-        "index": 0,
-        "previous": "00" * 32,
+        "index": len(chain.rows),
+        "previous": chain.head.hex(),
         "client": 2,
         "round": 0,
         "phase": "fit",
         "step": 0,
         "task": "x",
+        "answer": "00" * 32,
         "kind": "weights",
         "parts": ["weights"],
         "mechanism": None,
@@ -407,30 +413,54 @@ def _row(**changes: Any) -> str:
 @pytest.mark.parametrize(
     "rows",
     [
-        ["not JSON"],
-        ["[1, 2]"],
-        ["null"],
-        ["{}"],
-        [_row(client=0)],
-        [_row(previous="11" * 32)],
-        [_row(kind="secrets")],
-        [_row(kind=3)],
-        [_row(coverage="everything")],
-        [_row(index=1)],
-        [json.dumps({"client": 2, "previous": "00" * 32})],
-        [_row().replace(",", ", ")],  # its hash could not be recomputed from privacy.jsonl
-        ["[" * 100_000],
-        [_row(), _row()],
+        lambda _: ["not JSON"],
+        lambda _: ["[1, 2]"],
+        lambda _: ["null"],
+        lambda _: ["{}"],
+        lambda chain: [_row(chain, client=0)],
+        lambda chain: [_row(chain, previous="11" * 32)],
+        lambda chain: [_row(chain, kind="secrets")],
+        lambda chain: [_row(chain, kind=3)],
+        lambda chain: [_row(chain, parts=[1])],
+        lambda chain: [_row(chain, answer=None)],
+        lambda chain: [_row(chain, coverage="everything")],
+        lambda chain: [_row(chain, index=len(chain.rows) + 1)],
+        lambda _: [json.dumps({"client": 2, "previous": "00" * 32})],
+        lambda chain: [_row(chain).replace(",", ", ")],  # its hash could not be recomputed from privacy.jsonl
+        lambda _: ["[" * 100_000],
+        lambda chain: [_row(chain), _row(chain)],
     ],
 )
-def test_privacy_rows_that_do_not_belong(rows: list[str], attack: Attack) -> None:
-    privacy = pb.PrivacyRows(first=0, rows=rows)
+def test_privacy_rows_that_do_not_belong(rows: Callable[[Chain], list[str]], attack: Attack) -> None:
+    chain = attack.target.chain
+    attack.send_result(attack.result(), [_chunk(4)])  # so that the server has all rows so far
+    privacy = pb.PrivacyRows(first=len(chain.rows), rows=rows(chain))
     _assert_refused(attack.send_result(attack.result(), [_chunk(4)], privacy=privacy), "privacy row")
 
 
 def test_privacy_rows_that_skip_some(attack: Attack) -> None:
-    privacy = pb.PrivacyRows(first=2**63, rows=[_row(index=2**63)])
+    privacy = pb.PrivacyRows(first=2**63, rows=[_row(attack.target.chain, index=2**63)])
     _assert_refused(attack.send_result(attack.result(), [_chunk(4)], privacy=privacy), "privacy row")
+
+
+def test_privacy_rows_that_are_not_signed(attack: Attack) -> None:
+    chain = attack.target.chain
+    attack.send_result(attack.result(), [_chunk(4)])
+    privacy = pb.PrivacyRows(first=len(chain.rows), rows=[_row(chain)], signature=b"\0" * 64)
+    _assert_refused(attack.send_result(attack.result(), [_chunk(4)], privacy=privacy), "not signed with the key")
+
+
+def test_a_result_without_privacy_rows(attack: Attack) -> None:
+    said = attack.send_result(attack.result(digest=b"\1" * 32), [_chunk(4)], privacy=None)
+    _assert_refused(said, "has no privacy row for weights")
+
+
+@pytest.mark.parametrize("key", [b"", b"\0" * 44])
+def test_a_join_without_a_key(key: bytes, attack: Attack) -> None:
+    members = [pb.Member(client_id=2, instance=INSTANCE, public_key=key)]
+    code, words = catch_refusal(attack.raw.join, 2, members=members)
+    assert code == INVALID
+    assert "expected a public key in DER" in words
 
 
 # Joins and calls
@@ -468,7 +498,7 @@ def test_a_join_as_somebody_who_is_there(attack: Attack) -> None:
 def test_a_join_of_several_of_whom_one_is_refused_opens_no_session(
     clients: list[int], code: grpc.StatusCode, attack: Attack
 ) -> None:
-    members = [pb.Member(client_id=client, instance=INSTANCE) for client in clients]
+    members = [attack.raw.member(client, INSTANCE) for client in clients]
     assert catch_refusal(attack.raw.join, 2, members=members)[0] == code
     assert attack.count_receipts() == 0, "the session that it had is still open"
     assert attack.send_result(attack.result(question=b"\1" * 32)).status == LATE

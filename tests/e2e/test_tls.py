@@ -13,8 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.e2e.programs import NUM_CLIENTS, Program, Programs, settings
-from tests.e2e.rawclient import SERVICE, TIMEOUT_S, RawClient
-from tests.e2e.rundir import RunDir
+from tests.e2e.rawclient import SERVICE, TIMEOUT_S, RawClient, catch_refusal
+from tests.e2e.rundir import RunDir, read_rows
 from tests.e2e.test_bad_input import CONFIG, UNAVAILABLE, assert_one_line
 
 pytestmark = pytest.mark.timeout(180)
@@ -129,6 +129,13 @@ def test_a_certificate_of_another_client_is_refused(
     assert_one_line(ended, CONFIG, "the certificate is for", "client-1", "not for client-0")
 
 
+def test_a_client_signs_with_the_key_of_its_certificate(mutual: Served, certificates: Certificates) -> None:
+    with RawClient(mutual.program.address(), certificates.credentials("client-0")) as raw:
+        code, words = catch_refusal(raw.join, 0)
+        assert code == grpc.StatusCode.FAILED_PRECONDITION
+        assert "client 0 joins with another key than that of its certificate" in words
+
+
 def test_a_run_over_mutual_tls_comes_to_the_same_model(
     mutual: Served, certificates: Certificates, tmp_path: Path, programs: Programs, finished: RunDir
 ) -> None:
@@ -142,6 +149,10 @@ def test_a_run_over_mutual_tls_comes_to_the_same_model(
     assert sizes["method"] == plain["method"], "TLS is below the messages"
     for direction in ("down", "up"):
         assert sizes["total"][direction]["kernel"] > plain["total"][direction]["kernel"]
+    keys = [row for row in read_rows(mutual.out.path / "heads.jsonl") if "key" in row]
+    assert {row["client"]: row["source"] for row in keys} == {
+        client: f"certificate of client-{client}" for client in range(NUM_CLIENTS)
+    }
 
 
 def test_one_certificate_for_all_clients_when_the_server_says_so(

@@ -13,6 +13,7 @@ from fedrpc.methods.feddpms.latent_means import (
     NONE,
     NoisyMeans,
     build_empty_rows,
+    choose_members,
     rank_abundant_classes,
     sample_passing_copies,
 )
@@ -26,7 +27,7 @@ from fedrpc.methods.feddpms.messages import (
     StoredWeights,
     SyntheticExamples,
 )
-from fedrpc.methods.feddpms.privacy import FILTERED, NAMED, build_mechanism, clip_norms
+from fedrpc.methods.feddpms.privacy import FILTERED, NAMED, bound_latents, build_mechanism
 from fedrpc.methods.method import (
     ClientContext,
     Env,
@@ -137,16 +138,16 @@ def share_filtered_means(ctx: ClientContext[FedDpmsParams], model: Dpms, msg: Sh
 
 
 def share_private_means(ctx: ClientContext[FedDpmsParams], model: Dpms) -> SharedMeans:
-    """Private mode: exactly `alpha` noisy copies of each mean of exactly `m` latent vectors."""
+    """Private mode: exactly `alpha` noisy copies of each mean of exactly `m` bounded latent vectors."""
     params, clip = ctx.params, ctx.params.choose_clip(model.latent)
-    classes, rng = rank_abundant_classes(count_classes(ctx), params.n, params.least), ctx.rng("means")
+    classes, y = rank_abundant_classes(count_classes(ctx), params.n, params.least), ctx.data.train.y
+    numbers = torch.from_numpy(ctx.rng("means").permutation(len(y)))
     latents, labels = build_empty_rows(params.n, params.alpha, model.latent)
     for row, c in enumerate(classes):
         if c == NONE:
             continue
-        mine = (ctx.data.train.y == c).nonzero()[:, 0]
-        chosen = mine[torch.from_numpy(rng.permutation(len(mine))[: params.m])]
-        latents[row], labels[row] = clip_norms(_encode(ctx, model, chosen), clip).mean(dim=0), c
+        chosen = choose_members(y, c, params.m, numbers)
+        latents[row], labels[row] = bound_latents(_encode(ctx, model, chosen), clip).mean(dim=0), c
     covered = build_mechanism(latent=model.latent, alpha=params.alpha, m=params.m, sigma=params.sigma, clip=clip)
     return SharedMeans(
         NoisyMeans(

@@ -61,6 +61,20 @@ def match_client(wanted: Sequence[int], offered: Mapping[ClientId, Sequence[int]
     return best if best is not None and common[best] else None
 
 
+def choose_members(labels: Tensor, c: int, m: int, numbers: Tensor) -> Tensor:
+    """The positions of the m examples of a class that have the smallest numbers.
+
+    A number belongs to a position, whatever is there. So a record that is replaced changes at most one member of its
+    class; if the new record is of another class, at most one of that class, too.
+
+    Args:
+        labels: The class of every example.
+        numbers: The number of every example, all different, and independent of the examples.
+    """
+    mine = (labels == c).nonzero()[:, 0]
+    return mine[numbers[mine].argsort()[:m]]
+
+
 def sample_passing_copies(
     mean: Tensor,
     std: float,

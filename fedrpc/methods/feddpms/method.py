@@ -8,7 +8,8 @@ Modes:
   `alpha` of them pass the client's own classifier, or `tries` are used up. None of that has a guarantee.
 - `private`: means over exactly `m` examples, by the received encoder, each latent vector clipped to norm `clip`;
   exactly `alpha` copies leave, and the receiving client drops images that the received model does not assign to their
-  class. The noise covers the latent means alone, given the received model; weights and class indices are not covered.
+  class. Which `m` follows from positions and labels alone, so that one record changes one member of a mean. The noise
+  covers the latent means alone, given the received model; weights and class indices are not covered.
 
 Departs from the paper:
 - sigma is the noise's standard deviation itself (equation 1); records have the epsilons of its three readings.

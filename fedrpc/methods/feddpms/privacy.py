@@ -7,6 +7,7 @@ times: alpha draws around one mean are exactly one release with the noise of one
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -16,7 +17,9 @@ from fedrpc.methods.runtime import Env
 from fedrpc.methods.tools import ReportedValue
 from fedrpc.models.dpms import require_latent
 from fedrpc.privacy.gaussian import compute_classic_epsilon, solve_epsilon
-from fedrpc.privacy.mechanisms import Gaussian, Mechanism, no_guarantee
+from fedrpc.privacy.mechanisms import REPLACE_ONE, SAME_LABEL, Gaussian, Mechanism, no_guarantee
+from fedrpc.privacy.statement import SECOND, UNIT, ask_second, describe_sampling
+from fedrpc.privacy.words import ACCOUNTANTS
 
 DELTAS = (1e-5, 0.01)
 NAMED = no_guarantee("class indices tell how a client's labels rank")
@@ -26,7 +29,8 @@ FILTERED = no_guarantee(
 HOLDS = {
     "paper": "no guarantee: the audited values would hold only without the rejection filter, and for classes of m "
     "examples or more",
-    "private": "for the latent means alone, given the received model; weights and class indices are not covered",
+    "private": "for the latent means alone, given the received model and the named classes; weights and class indices "
+    "are not covered",
 }
 
 
@@ -36,23 +40,36 @@ def clip_norms(z: Tensor, bound: float) -> Tensor:
     return shrunk
 
 
+def bound_latents(z: Tensor, clip: float) -> Tensor:
+    """Latent vectors as the sensitivity assumes them: values in [0, 1], and a 2-norm of at most `clip`.
+
+    A sigmoid gives such values, but for a network that overflows; what is not a number becomes 0, since otherwise a
+    server could send weights with which one record decides whether the mean is a number.
+    """
+    return clip_norms(z.nan_to_num(0.0).clamp(0, 1), clip)
+
+
 def compute_sensitivity(latent: int, m: int, clip: float | None = None) -> float:
     """The largest change of the mean of m latent vectors in [0, 1], in the 2-norm, when one is replaced.
+
+    Two vectors are at most the cube's diagonal apart. Since no value is negative, no angle between two vectors is more
+    than a right one, so that clipped vectors are at most `sqrt(2) clip` apart.
 
     Args:
         latent: Length of a vector.
         clip: The largest 2-norm of a vector, if vectors are clipped.
     """
     across = math.sqrt(latent)
-    return (across if clip is None else min(across, 2 * clip)) / m
+    return (across if clip is None else min(across, math.sqrt(2) * clip)) / m
 
 
 def build_mechanism(*, latent: int, alpha: int, m: int, sigma: float, clip: float) -> Mechanism:
-    """The Gaussian mechanism for means of exactly m clipped vectors; a record is in one mean only."""
+    """The Gaussian mechanism for means of exactly m bounded vectors, of which a record is in one at most."""
     return Gaussian(
         sigma,
         compute_sensitivity(latent, m, clip),
         draws=alpha,
+        adjacency=SAME_LABEL,
         covers="between neighbours with the same label, conditional on the received model; not of weights and classes",
         parameters={"m": m, "latent": latent, "clip": clip, "unit": "record"},
     )
@@ -71,14 +88,15 @@ def compute_epsilons(
     Args:
         latent: Length of a latent vector.
         alpha: Draws around each mean.
-        n: Means.
+        n: Means, each of another class.
         m: Latent vectors in a mean.
         clip: Their largest 2-norm, if they are clipped.
 
     Returns:
         Rows with `claimed` (one coordinate, one draw, classic bound), `one_draw` (the whole vector), `class_draws`
-        (all draws around one mean: neighbours with the same label) and `all_draws` (the draws around all means: a
-        bound for any two neighbours).
+        (all draws around one mean: neighbours with the same label) and `all_draws` (the draws around all means: an
+        upper bound for any two neighbours of which the same classes are named; where the label differs, two means
+        change at most, which is 2 alpha draws, or alpha if n is 1).
     """
     rows = []
     for reading, std in list_noise_readings(sigma, m).items():
@@ -103,8 +121,29 @@ def build_privacy_record(env: Env) -> dict[str, Any]:
     params, latent = env.params, require_latent(env.model(), "feddpms").latent
     setting = {"latent": latent, "alpha": params.alpha, "n": params.n, "m": params.m, "sigma": params.sigma}
     clip = None if params.filters else params.choose_clip(latent)
-    rows = compute_epsilons(**setting, clip=clip)
-    return setting | {"clip": clip, "used": "sigma", "holds": HOLDS[params.mode], "rows": rows}
+    rows, holds = compute_epsilons(**setting, clip=clip), HOLDS[params.mode]
+    draws = {"one_draw": 1, "class_draws": params.alpha, "all_draws": params.alpha * params.n}
+    means = f"{holds}; {describe_audit(rows, draws, compute_sensitivity(latent, params.m, clip))}"
+    return setting | {"clip": clip, "used": "sigma", "holds": holds, "means": means, "rows": rows}
+
+
+def describe_audit(rows: list[dict[str, Any]], draws: dict[str, int], sensitivity: float) -> str:
+    """What all audited epsilons depend on, and how far the second accountant is from them.
+
+    Args:
+        draws: How many draws each of their columns counts.
+    """
+    furthest = 0.0
+    for row, (column, count) in itertools.product(rows, draws.items()):
+        second = ask_second(((row["std"] / sensitivity, 1.0, count),), row["delta"], "gdp")["epsilon"]
+        if second != row[column]:  # also where both are infinite, they do not differ
+            furthest = max(furthest, math.inf if second is None else abs(second - row[column]))
+    agrees = f"at most {furthest:.1g} away" if furthest < math.inf else "failed, or infinitely far away"
+    return (
+        f"every audited ε ({ACCOUNTANTS['gdp']}; {SECOND['gdp']}: {agrees}) is at the δ of its row for {UNIT}; "
+        f"neighbours: {SAME_LABEL} (for all draws {REPLACE_ONE}); {describe_sampling(())}; "
+        "trust model: local, noise added at each client; noise: protects only as far as nobody else knows it"
+    )
 
 
 def list_reported_values(*, filters: bool) -> tuple[ReportedValue, ...]:
@@ -123,6 +162,6 @@ def list_reported_values(*, filters: bool) -> tuple[ReportedValue, ...]:
         "all_draws": f"{audited}: all draws",
     }
     about = "the paper has three readings of its noise; this run's is sigma itself"
-    means = ReportedValue("latent_privacy.rows", "latent means", about, why="latent_privacy.holds", columns=columns)
+    means = ReportedValue("latent_privacy.rows", "latent means", about, why="latent_privacy.means", columns=columns)
     passed = "share of draws for a class that passed the client's own filter"
     return (ReportedValue("acceptance", "acceptance", passed, spread=True), means) if filters else (means,)

@@ -469,7 +469,7 @@ class Envelope(_message.Message):
     phase: _builtins.str
     step: _builtins.int
     attempt: _builtins.int
-    """counts deliveries of a task, or uploads of a result"""
+    """counts deliveries of a task, or uploads of a result; 0 is sent, too, so that a first"""
     digest: _builtins.bytes
     """SHA-256 over the parts' headers and bytes"""
     question: _builtins.bytes
@@ -479,7 +479,9 @@ class Envelope(_message.Message):
     epoch: _builtins.int
     """the durable points that were reached when the question was asked"""
     @_builtins.property
-    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]: ...
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
+        """attempt has as many bytes as a second"""
+
     @_builtins.property
     def failure(self) -> Global___Failure:
         """in a result: why there are no parts"""
@@ -491,7 +493,7 @@ class Envelope(_message.Message):
         round: _builtins.int = ...,
         phase: _builtins.str = ...,
         step: _builtins.int = ...,
-        attempt: _builtins.int = ...,
+        attempt: _builtins.int | None = ...,
         parts: _abc.Iterable[Global___Part] | None = ...,
         digest: _builtins.bytes = ...,
         question: _builtins.bytes = ...,
@@ -499,11 +501,13 @@ class Envelope(_message.Message):
         durable: _builtins.int = ...,
         epoch: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "attempt", b"attempt", "failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "digest", b"digest", "durable", b"durable", "epoch", b"epoch", "failure", b"failure", "parts", b"parts", "phase", b"phase", "question", b"question", "round", b"round", "step", b"step", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "attempt", b"attempt", "digest", b"digest", "durable", b"durable", "epoch", b"epoch", "failure", b"failure", "parts", b"parts", "phase", b"phase", "question", b"question", "round", b"round", "step", b"step", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__attempt: _TypeAlias = _typing.Literal["attempt"]  # noqa: Y015
+    _WhichOneofArgType__attempt: _TypeAlias = _typing.Literal["_attempt", b"_attempt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attempt) -> _WhichOneofReturnType__attempt | None: ...
 
 Global___Envelope: _TypeAlias = Envelope  # noqa: Y015
 

@@ -22,6 +22,7 @@ from fedrpc.errors import FedrpcError, Refused, Taken, Unavailable, WireError
 from fedrpc.methods.fedavg import FIT, Global, Update
 from fedrpc.methods.phases import Reply
 from fedrpc.models.state import read_tensors
+from fedrpc.privacy.heads import HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.problem import Problem
 from fedrpc.server.app import STATUS, Servicer
@@ -100,18 +101,19 @@ class Hub:
         self.roster = Roster(config.clients, config.limits.grace_s)
         self.mailbox = Mailbox(self.roster, config.limits, config.parallel)
         self.book, self.privacy = LedgerFile(folder), PrivacyFile(folder / "privacy.jsonl")
+        self.heads = HeadsFile(folder / "heads.jsonl", "run")
         self.server = ServerContext(
             problem, "run", self.mailbox, Spool(folder / "spool"), self.pool, self.pool, CPU, lambda *_: None
         )
         coordinator = cast(Any, SimpleNamespace(round=0))
-        self._servicer = Servicer(self.server, self.roster, coordinator, self.book, self.privacy)
+        self._servicer = Servicer(self.server, self.roster, coordinator, self.book, self.privacy, self.heads)
         self.pipes: list[Pipe] = []
         self.num_joins, self._joined = 0, {"up": 0, "down": 0}
 
     async def join(self, data: bytes, timeout: float) -> bytes:
         self.num_joins += 1
         try:
-            answer = await self._servicer.join(data, None)
+            answer = await self._servicer.join(data, SimpleNamespace(auth_context=dict))
         except FedrpcError as error:
             raise make_error(next(code for cls, code in STATUS if isinstance(error, cls)), str(error)) from None
         self._joined["up"] += count_message_bytes(len(data))
@@ -139,6 +141,7 @@ class Hub:
         self.pool.shutdown()
         self.book.close()
         self.privacy.close()
+        self.heads.close()
 
 
 @asynccontextmanager

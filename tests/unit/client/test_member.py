@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -12,10 +12,11 @@ import torch
 
 from fedrpc.client.member import Member, Work
 from fedrpc.client.store import ClientStore, Kept
-from fedrpc.client.transport import Admission, Failure, Receipt, Stream, Task
+from fedrpc.client.transport import Admission, Failure, Receipt, SignedRows, Stream, Task
 from fedrpc.methods.fedavg import Global, Update
 from fedrpc.models.state import read_tensors
-from fedrpc.privacy.ledger import GENESIS
+from fedrpc.privacy.ledger import GENESIS, hash_row
+from fedrpc.privacy.signing import is_signed
 from fedrpc.problem import Problem
 from fedrpc.wire.codec import encode
 from fedrpc.wire.envelope import Envelope
@@ -176,9 +177,9 @@ class Wire:
     def __init__(self) -> None:
         self.sent: list[tuple[Any, ...]] = []
 
-    async def send_result(self, session: int, kept: Kept, attempt: int, first: int, rows: list[str]) -> Receipt:
-        self.sent.append((session, attempt, first, len(rows)))
-        return Receipt(durable=0, privacy_rows=first + len(rows))
+    async def send_result(self, session: int, kept: Kept, attempt: int, released: SignedRows | None = None) -> Receipt:
+        self.sent.append((session, attempt, released))
+        return Receipt(durable=0, privacy_rows=released.first + len(released.rows) if released else 0)
 
     async def send_failure(self, session: int, question: Envelope, failure: Failure) -> Receipt:
         self.sent.append((session, question.task_id, failure))
@@ -193,9 +194,14 @@ async def test_privacy_rows_are_sent_until_the_server_has_them_and_uploads_are_c
     kept = desk.member.answer(task)
     for _ in range(2):
         await desk.member.submit(stream, task, kept)
-    rows = [json.loads(row) for row in desk.member.open_store().read_privacy_rows(0)]
+    rows = desk.member.open_store().read_privacy_rows(0)
     assert len(rows) > 0
-    assert wire.sent == [(7, 0, 0, len(rows)), (7, 1, len(rows), 0)]
+    [(session, attempt, released), again] = wire.sent
+    assert (session, attempt, released.first, released.rows) == (7, 0, 0, rows)
+    assert again == (7, 1, None)
+    head = functools.reduce(hash_row, rows, GENESIS)
+    key = desk.member.identity.signer.public_key
+    assert is_signed(key, released.signature, "run", desk.member.client, len(rows), head)
 
 
 @asynchronous

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedrpc.client import transport
-from fedrpc.client.transport import Failure, Receipt, Stream, Task
+from fedrpc.client.transport import Failure, Receipt, SignedRows, Stream, Task
 from fedrpc.errors import FedrpcError, Unavailable, WireError
 from fedrpc.wire.codec import decode, encode
 from fedrpc.wire.envelope import Envelope
@@ -115,7 +115,8 @@ class Line:
         """Sends a result of client 0."""
         payload = encode(message)
         kept = serialise_file(Envelope(task_id, phase="fit", parts=payload.parts, digest=payload.digest), payload)
-        return asyncio.create_task(self.stream.send_result(1, kept, 0, 5, rows))
+        released = SignedRows(5, rows, b"signed") if rows else None
+        return asyncio.create_task(self.stream.send_result(1, kept, 0, released))
 
     def acknowledge(self, status: str = "ACCEPTED", task_id: str = "t", **values: Any) -> None:
         receipt = pb.Receipt(task_id=task_id, status=pb.Receipt.Status.Value(f"STATUS_{status}"), **values)
@@ -233,7 +234,7 @@ async def test_a_small_result_is_one_frame_and_counts_as_completed_when_it_was_a
         await until(lambda: wire.call.frames)
         [frame] = wire.call.frames
         assert (frame.session, frame.envelope.task_id, len(frame.chunks)) == (1, "t", 1)
-        assert (frame.privacy.first, list(frame.privacy.rows)) == (5, ["{}"])
+        assert frame.privacy == pb.PrivacyRows(first=5, rows=["{}"], signature=b"signed")
         assert wire.one.rows == {}, "not before the server has said what became of it"
         wire.acknowledge(status, durable=7, privacy_rows=6)
         assert await sending == Receipt(durable=7, privacy_rows=6)

@@ -20,7 +20,7 @@ def chain(client: int, count: int) -> tuple[list[str], list[bytes]]:
     """Rows and the hash after each of them."""
     rows, heads, head = [], [], GENESIS
     for index in range(count):
-        where = {"client": client, "round": index, "phase": "fit"}
+        where = {"client": client, "round": index, "phase": "fit", "answer": f"{index:02x}"}
         rows.append(Release(Kind.WEIGHTS, ("weights",), where=where).to_row(index, head))
         head = hash_row(head, rows[-1])
         heads.append(head)
@@ -166,7 +166,7 @@ def test_one_uncovered_release_uncovers_its_kind(path, covered_first):
     guarantees = (promise, UNCOVERED) if covered_first else (UNCOVERED, promise)
     rows, head = [], GENESIS
     for index, guarantee in enumerate(guarantees):
-        where = {"client": 0, "round": index, "phase": "fit"}
+        where = {"client": 0, "round": index, "phase": "fit", "answer": "00"}
         rows.append(Release(Kind.LATENT_MEANS, ("means",), guarantee, where).to_row(index, head))
         head = hash_row(head, rows[-1])
     file = PrivacyFile(path)
@@ -205,7 +205,9 @@ def test_the_hash_depends_on_every_bit_of_a_row_and_its_predecessor():
     ],
 )
 def test_histories_that_would_stop_an_accountant_are_refused(path, history):
-    row = Release(Kind.WEIGHTS, ("w",), where={"client": 1, "round": 0, "phase": "fit"}).to_row(0, GENESIS)
+    row = Release(Kind.WEIGHTS, ("w",), where={"client": 1, "round": 0, "phase": "fit", "answer": "00"}).to_row(
+        0, GENESIS
+    )
     hostile = json.dumps(json.loads(row) | {"history": history}, separators=(",", ":"))
     file = PrivacyFile(path)
     with pytest.raises(WireError, match="cannot be read"):
@@ -214,7 +216,9 @@ def test_histories_that_would_stop_an_accountant_are_refused(path, history):
 
 
 def test_a_guarantee_without_a_cost_counts_as_uncovered(path):
-    row = Release(Kind.WEIGHTS, ("w",), Guarantee(None, {}, "trust me"), {"client": 0, "round": 0, "phase": "fit"})
+    row = Release(
+        Kind.WEIGHTS, ("w",), Guarantee(None, {}, "trust me"), {"client": 0, "round": 0, "phase": "fit", "answer": "00"}
+    )
     file = PrivacyFile(path)
     file.extend(0, 0, [row.to_row(0, GENESIS)])
     file.close()

@@ -155,12 +155,16 @@ def test_a_run_that_never_evaluated_has_no_accuracy(tmp_path: Path, make: Make) 
     assert "What they learned" not in render_page(document)
 
 
-def test_an_epsilon_is_shown_with_its_delta(tmp_path: Path, make: Make) -> None:
+def test_an_epsilon_is_a_cell_with_its_whole_line_below_the_table(tmp_path: Path, make: Make) -> None:
     folder = make("fedavg")
     edit(folder / "summary.json", lambda summary: summary["privacy"].update(epsilon=3.21749, reason=None))
     document = read_document(tmp_path, "fedavg")
-    assert by_method(document)["fedavg"]["privacy"]["text"] == "ε = 3.217 at δ = 1e-05"
-    assert "ε = 3.217 at δ = 1e-05" in print_comparison(document)
+    line = by_method(document)["fedavg"]["privacy"]["text"]
+    assert line.startswith("ε = 3.217 at δ = 1e-05; ")
+    printed = " ".join(print_comparison(document).split())
+    assert printed.index("fedavg nothing more ε = 3.217; in full below") < printed.index(f"fedavg {line}")
+    page = render_page(document)
+    assert page.index("<td>ε = 3.217; in full below</td>") < page.index(f"<dd>{line}</dd>")
 
 
 def test_kernel_bytes_of_a_resumed_run_are_a_lower_bound(tmp_path: Path, make: Make) -> None:

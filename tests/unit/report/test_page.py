@@ -175,7 +175,7 @@ def test_epsilon_is_shown_with_its_accountant_and_the_source_of_noise(make_run: 
     text = "\n".join(parse_page(write_page(folder)).text)
     for expected in (
         "ε = 3.25",
-        "at δ = 1e-05 (RDP)",
+        "(RDP) at δ = 1e-05",
         "gaussian (sigma 0.5)",
         "Theorem 1",
         "no protection against anyone who knows the seed",
@@ -324,7 +324,7 @@ def test_an_epsilon_is_always_written_in_lower_case(make_run: MakeRun) -> None:
     privacy = {"epsilon": 1.1023, "delta": 1e-05, "accountant": "rdp", "reason": None, "noise": noise, "releases": {}}
     folder = edit_summary(make_run(), privacy=privacy | {"unit": "one record of one client", "adjacency": "zero-out"})
     text = "\n".join(parse_page(write_page(folder)).text)
-    assert "ε = 1.102 at δ = 1e-05 by RDP for one record of one client (zero-out)" in text
+    assert "ε = 1.102 (Opacus RDP) at δ = 1e-05 for one record of one client; neighbours: zero-out; " in text
     assert "\N{GREEK CAPITAL LETTER EPSILON}" not in text
     lead = next(line for line in text.splitlines() if line.startswith("What left clients"))
     assert lead.count("reproducible") == 1

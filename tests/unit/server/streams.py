@@ -14,6 +14,7 @@ import torch
 
 from fedrpc.client.transport import Task as Delivered
 from fedrpc.config import LimitsConfig
+from fedrpc.privacy.heads import HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.server.connection import Connection, Desk
 from fedrpc.server.mailbox import Mailbox, Task
@@ -25,6 +26,7 @@ from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import SMALL_BYTES, count_message_bytes, parse
 from fedrpc.wire.ledger import Attempt, LedgerFile
 from fedrpc.wire.v2 import coordinator_pb2 as pb
+from tests.chain import Chain
 from tests.fakes import CPU, frames_of, received, task_of
 from tests.unit.wire.messages import One
 
@@ -43,9 +45,11 @@ class Office:
         self.mailbox = Mailbox(self.roster, told, parallel=0)
         self.io, self.spool = ThreadPoolExecutor(1, "io"), Spool(folder / "spool")
         self.book, self.privacy = LedgerFile(folder), PrivacyFile(folder / "privacy.jsonl")
+        self.heads = HeadsFile(folder / "heads.jsonl", "run")
+        self.chains = {client: Chain(client) for client in range(num_clients)}
         server = ServerContext(cast(Any, None), "run", self.mailbox, self.spool, self.io, self.io, CPU, lambda *_: None)
         permits = [asyncio.Semaphore(told.transfers) for _ in range(2)]
-        self.desk = Desk(server, self.roster, self.book, self.privacy, told, lambda: 0, *permits)
+        self.desk = Desk(server, self.roster, self.book, self.privacy, self.heads, told, lambda: 0, *permits)
         self.streams: list[ClientEnd] = []
 
     async def connect(self, *clients: int) -> ClientEnd:
@@ -60,7 +64,9 @@ class Office:
         token, sessions, replaced = self.roster.join([(client, f"instance-{client}") for client in clients])
         for old in replaced:
             self.mailbox.replace_session(old)
-        stream = ClientEnd(self.desk, token, {session.client: session.number for session in sessions})
+        for client in clients:
+            self.heads.register(client, self.chains[client].signer.public_key, 0)
+        stream = ClientEnd(self.desk, token, {s.client: s.number for s in sessions}, self.chains)
         self.streams.append(stream)
         return stream
 
@@ -87,10 +93,11 @@ class ClientEnd:
 
     Args:
         sessions: The session numbers by client.
+        chains: The privacy rows by client.
     """
 
-    def __init__(self, desk: Desk, token: bytes, sessions: dict[int, int]) -> None:
-        self.token, self.sessions = token, sessions
+    def __init__(self, desk: Desk, token: bytes, sessions: dict[int, int], chains: dict[int, Chain]) -> None:
+        self.token, self.sessions, self.chains = token, sessions, chains
         self._up: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._down: asyncio.Queue[bytes] = asyncio.Queue()
         self.was_read: list[bytes] = []
@@ -144,12 +151,15 @@ class ClientEnd:
         return received(frames, Attempt(0, "fit", "down", 0)), first
 
     def frames(self, task: Task, message: Any = SMALL, attempt: int = 0) -> list[bytes]:
-        """The frames of a result."""
+        """The frames of a result, with its privacy rows in the first."""
         payload, question = encode(message), task.question.payload.digest
         envelope = Envelope(
             task.task_id, task.round, task.phase, task.step, task.epoch, payload.parts, payload.digest, question
         )
-        return frames_of(envelope, payload, attempt, self.number(task.client))
+        head, *chunks = frames_of(envelope, payload, attempt, self.number(task.client))
+        first = pb.Frame.FromString(head)
+        first.privacy.CopyFrom(self.chains[task.client].release(first.envelope))
+        return [first.SerializeToString(), *chunks]
 
     async def upload(self, task: Task, message: Any = LARGE) -> list[bytes]:
         """Sends the headers of a large result and waits for the grant; returns the chunks' frames."""
@@ -191,6 +201,7 @@ async def office(folder: Path, num_clients: int = 2, **limits: Any) -> AsyncIter
         found.io.shutdown()
         found.book.close()
         found.privacy.close()
+        found.heads.close()
 
 
 async def until(holds: Any) -> None:

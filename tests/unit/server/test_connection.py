@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fedrpc.errors import Unavailable, WireError
-from fedrpc.privacy.ledger import GENESIS, UNCOVERED, Release
 from fedrpc.server import connection
 from fedrpc.server.mailbox import Missing
 from fedrpc.server.roster import UnknownSession
@@ -19,7 +18,7 @@ from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import SESSION
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.fakes import asynchronous, task_of
-from tests.unit.server.streams import LARGE, SMALL, linger, office, until
+from tests.unit.server.streams import LARGE, SMALL, STATUS, linger, office, until
 from tests.unit.wire.messages import One, same
 
 # Tasks and results
@@ -117,6 +116,19 @@ async def test_a_result_is_accepted_once_and_a_late_one_not_at_all(tmp_path):
 
 
 @asynchronous
+async def test_a_second_attempt_has_as_many_bytes_as_a_first(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        desk.post(0)
+        _, first = await stream.receive_task()
+        await stream.hang_up()
+        again = await desk.connect(0)
+        _, second = await again.receive_task()
+        assert (first.envelope.attempt, second.envelope.attempt) == (0, 1)
+        assert len(stream.written[0]) == len(again.written[0]), "else a resumed run would pay other bytes"
+
+
+@asynchronous
 async def test_an_answer_to_another_question_of_the_task_is_late(tmp_path):
     async with office(tmp_path) as desk:
         stream = await desk.connect(0)
@@ -134,12 +146,70 @@ async def test_one_client_cannot_answer_for_another(tmp_path):
         honest, other = await desk.connect(0), await desk.connect(1)
         task = desk.post(0)
         await honest.receive_task()
-        other.sessions[0] = other.number(1)
+        other.sessions[0], other.chains = other.number(1), {0: desk.chains[1]}
         other.send(*other.frames(task))
         assert await other.receive_receipt() == ("LATE", task.task_id)
         assert not task.done
         rows = [key for key in desk.book.current if key.client == 1 and key.direction == "up"]
         assert {key.phase for key in rows} == {SESSION}, "what it says of itself is not believed"
+
+
+@pytest.mark.parametrize("message", [SMALL, LARGE], ids=["small", "large"])
+@asynchronous
+async def test_a_result_without_its_privacy_row_is_refused(tmp_path, message):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive_task()
+        whole = pb.Frame.FromString(stream.frames(task, message)[0])
+        bare = pb.Frame.FromString(whole.SerializeToString())
+        bare.ClearField("privacy")
+        stream.send(bare)
+        receipt = (await stream.receive()).receipt
+        assert receipt.status == STATUS.STATUS_REFUSED
+        assert "client 0's answer to 'fit' has no privacy row for value" in receipt.reason
+        assert not task.done
+        assert not stream.connection._upload, "nothing of a large one was asked for"
+        stream.send(whole)
+        said = await stream.receive()
+        assert said.HasField("grant") if message is LARGE else said.receipt.status == STATUS.STATUS_ACCEPTED
+        await stream.hang_up()
+        assert desk.count_booked() == desk.count_seen()
+
+
+@asynchronous
+async def test_rows_of_another_answer_do_not_count(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive_task()
+        other = pb.Frame.FromString(stream.frames(task, One(torch.ones(3)))[0])
+        frame = pb.Frame.FromString(stream.frames(task)[0])
+        frame.privacy.CopyFrom(other.privacy)
+        stream.send(frame)
+        receipt = (await stream.receive()).receipt
+        assert (receipt.status, receipt.privacy_rows) == (STATUS.STATUS_REFUSED, 1)
+
+
+@pytest.mark.parametrize("forge", ["nobody's", "another client's", "of another head"])
+@asynchronous
+async def test_rows_that_the_client_has_not_signed_are_refused(tmp_path, forge):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive_task()
+        frame = pb.Frame.FromString(stream.frames(task)[0])
+        mine, other = desk.chains[0], desk.chains[1]
+        frame.privacy.signature = {
+            "nobody's": b"",
+            "another client's": other.signer.sign_head("run", 0, 1, mine.head),
+            "of another head": mine.signer.sign_head("run", 0, 1, b"0" * 32),
+        }[forge]
+        stream.send(frame)
+        receipt = (await stream.receive()).receipt
+        assert (receipt.status, receipt.privacy_rows) == (STATUS.STATUS_REFUSED, 0)
+        assert "not signed with the key that it joined with" in receipt.reason
+        assert (tmp_path / "privacy.jsonl").read_text() == ""
 
 
 @asynchronous
@@ -148,10 +218,7 @@ async def test_privacy_rows_are_kept_even_when_their_result_is_refused(tmp_path)
         stream = await desk.connect(0)
         task = desk.post(0)
         await stream.receive_task()
-        where = {"client": 0, "round": 0, "phase": "fit", "step": 0, "task": task.task_id}
-        row = Release(Kind.WEIGHTS, ("value",), UNCOVERED, where).to_row(0, GENESIS)
         frame = pb.Frame.FromString(stream.frames(task)[0])
-        frame.privacy.rows.append(row)
         frame.envelope.digest = b"wrong"
         stream.send(frame)
         receipt = (await stream.receive()).receipt

@@ -17,7 +17,7 @@ from fedrpc.privacy.summary import summarise
 from fedrpc.report.audit import show_audit
 from fedrpc.study.audit import audit_run
 from tests.fakes import problem_of, run_in_memory
-from tests.finished import Change, forge, write_accounts
+from tests.finished import RUN_ID, Change, forge, write_accounts
 
 NOISE, BATCH, EXAMPLES = 1.1, 4, 16
 PRIVATE = {"noise": "seeded", "dp_sgd": {"noise_multiplier": NOISE}}
@@ -32,10 +32,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     played = run_in_memory(problem, 2, folder=folder / "clients")
     for client in range(2):  # as a launcher lays them out
         inner = folder / "clients" / str(client)
-        (inner / "run-1").mkdir()
+        (inner / RUN_ID).mkdir()
         for path in inner.glob("store.db*"):
-            path.rename(inner / "run-1" / path.name)
-    (folder / "run_id").write_text("run-1\n")
+            path.rename(inner / RUN_ID / path.name)
     write_accounts(folder, played)
     return folder
 
@@ -83,6 +82,8 @@ def summary_changed(run: Path) -> None:
         (lines_changed(lambda rows: rows[1:]), "breaks the chain"),
         (lines_changed(lambda rows: [rows[0], rows[2], rows[1], *rows[3:]]), "breaks the chain"),
         (lines_changed(lambda rows: rows[:-1]), "its own chain ends with row 3"),
+        (lines_changed(lambda rows: rows[:-1]), "client 1 signed 4 rows, privacy.jsonl has 3"),
+        (lambda run: (run / "heads.jsonl").unlink(), "who signed the rows is not known: there is no heads.jsonl"),
         (lines_changed(lambda rows: rows[:-1]), "scalars: summary.json counts 4 releases, privacy.jsonl has 3"),
         (lines_changed(lambda rows: [*rows, "{}\n"]), "cannot be read"),
         (summary_changed, "the run: summary.json says epsilon"),
@@ -161,14 +162,14 @@ TRUE = f"config.toml and partition.json give noise 1.1 at rate 0.25 for {STEPS} 
     ],
 )
 def test_what_rows_claim_is_held_against_facts(change: Change, message: str, run: Path) -> None:
-    (run / "run_id").unlink()  # without the clients' own chains
+    shutil.rmtree(run / "clients")  # which have the true chains
     forge(run, change)
     found = audit_run(run)
     assert any(message in fault for fault in found.faults), found.faults
 
 
 def test_an_epsilon_below_the_facts_is_found(run: Path) -> None:
-    (run / "run_id").unlink()
+    shutil.rmtree(run / "clients")
     forge(run, change_rows(history=[[9.9, 0.25, STEPS]]))
     found = audit_run(run)
     line = found.lines[-1]
@@ -186,7 +187,7 @@ def summarise_honestly(run: Path) -> dict[str, Any]:
 
 
 def test_a_claim_of_more_is_no_fault(run: Path) -> None:
-    (run / "run_id").unlink()
+    shutil.rmtree(run / "clients")
     forge(run, change_rows(history=[[0.9, 0.25, STEPS], [NOISE, 0.5, 1]]))
     assert audit_run(run).faults == []
 

@@ -86,7 +86,8 @@ def everything(**changes: Any) -> Everything:
 
 def envelope_of(payload: Any, **values: Any) -> pb.Envelope:
     """An envelope that announces a payload."""
-    return pb.Envelope(task_id="t", phase="fit", parts=payload.parts, digest=payload.digest, **values)
+    settings = {"attempt": 0} | values
+    return pb.Envelope(task_id="t", phase="fit", parts=payload.parts, digest=payload.digest, **settings)
 
 
 def frames_of(message: Any) -> list[bytes]:

@@ -132,7 +132,7 @@ def test_private_mode_covers_the_latent_means_alone():
     means = [row for row in rows if row["kind"] == "latent_means"]
     assert [row["client"] for row in means] == list(range(5))
     assert all(row["parts"] == ["means.latents"] and row["mechanism"] == "gaussian" for row in means)
-    assert all("same label" in row["covers"] and row["adjacency"] == "replace-one" for row in means)
+    assert all("same label" in row["covers"] and row["adjacency"] == "replace-one, same label" for row in means)
     wanted = compute_epsilons(latent=LATENT, alpha=4, n=8, m=3, sigma=2.0, clip=math.sqrt(LATENT) / 2)
     [figure] = [row["class_draws"] for row in wanted if (row["reading"], row["delta"]) == ("sigma", 1e-5)]
     assert compute_epsilon(read_history(means[0]), 1e-5) == pytest.approx(figure, rel=1e-9)
@@ -178,6 +178,7 @@ def test_the_summary_marks_claims_beside_audited_values():
         report, record = play(mode).reported(), play(mode).records[2]
         entry = report["latent_privacy.rows"]
         assert entry["why"].startswith(holds)
+        assert "; dp-accounting Gaussian: at most " in entry["why"]
         assert [row["claimed"] for row in entry["value"]] == [
             row["claimed"] for row in record["latent_privacy"]["rows"]
         ]

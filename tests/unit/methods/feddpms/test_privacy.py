@@ -85,9 +85,9 @@ def test_nothing_shared_costs_nothing_and_no_noise_costs_everything():
     assert find_epsilon(FMNIST, "sigma", 1e-5, "one_draw", sigma=0.0) == math.inf
 
 
-def test_sensitivity_is_the_diagonal_or_the_balls_width_over_m():
+def test_sensitivity_is_the_diagonal_or_the_width_of_the_balls_positive_part_over_m():
     assert compute_sensitivity(32, 100) == pytest.approx(math.sqrt(32) / 100)
-    assert compute_sensitivity(32, 100, clip=1.0) == pytest.approx(0.02)
+    assert compute_sensitivity(32, 100, clip=1.0) == pytest.approx(math.sqrt(2) / 100)
     assert compute_sensitivity(32, 100, clip=50.0) == compute_sensitivity(32, 100), "the cube is smaller than the ball"
 
 
@@ -111,9 +111,9 @@ def test_clipping_keeps_directions_and_short_vectors():
 def test_the_mechanism_is_charged_the_audited_epsilon():
     found = build_mechanism(latent=32, alpha=50, m=100, sigma=3.0, clip=math.sqrt(32) / 2).guarantee
     assert compute_epsilon(found.history, 1e-5) == pytest.approx(
-        find_epsilon(FMNIST, "sigma", 1e-5, "class_draws"), rel=1e-9
+        find_epsilon(FMNIST, "sigma", 1e-5, "class_draws", clip=math.sqrt(32) / 2), rel=1e-9
     )
-    assert found.adjacency == "replace-one"
+    assert found.adjacency == "replace-one, same label"
     assert "same label" in found.covers
     assert "conditional on the received model" in found.covers
     assert found.parameters["m"] == 100

@@ -59,11 +59,11 @@ def test_shuffled_marks_are_uninformative() -> None:
     assert [int(said[items.marked == mark].sum()) for mark in (0, 1)] == [10, 10]
 
 
-@pytest.mark.parametrize("inputs", [images(200), signals(200)], ids=["images", "signals"])
+@pytest.mark.parametrize("inputs", [images(300), signals(300)], ids=["images", "signals"])
 def test_raw_inputs_show_the_mark_and_shuffled_ones_do_not(inputs: torch.Tensor) -> None:
     mark = Mark.on(inputs)
-    learned = make_items(single, inputs[:100], 60, 1, mark, derive(0, "learned"))
-    heldout = make_items(single, inputs[100:], 100, 1, mark, derive(0, "heldout"))
+    learned = make_items(single, inputs[:200], 200, 1, mark, derive(0, "learned"))
+    heldout = make_items(single, inputs[200:], 100, 1, mark, derive(0, "heldout"))
     assert accuracy(learned, heldout, epochs=5, rng=derive(0, "net"), device=CPU) >= 97
     shuffled = learned.shuffle(derive(0, "shuffled"))
     assert accuracy(shuffled, heldout, epochs=5, rng=derive(0, "net"), device=CPU) == pytest.approx(50, abs=20)

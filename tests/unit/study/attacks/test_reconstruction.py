@@ -60,7 +60,7 @@ def test_the_residual_decoder_inverts_what_no_linear_one_can() -> None:
     known, hidden = images(200), images(40, seed=1)
     folded = [torch.cat([(x - 0.2).abs(), (x - 0.1).abs()], dim=1) for x in (known, hidden)]
     linear, other = (
-        evaluate_attacker(attacker(make, pairs(folded[0], known), epochs=8), pairs(folded[1], hidden), UNIT)
+        evaluate_attacker(attacker(make, pairs(folded[0], known), epochs=12), pairs(folded[1], hidden), UNIT)
         for make in (build_linear_decoder, build_residual_decoder)
     )
     assert float(other.mse.mean()) < 0.5 * float(linear.mse.mean())
