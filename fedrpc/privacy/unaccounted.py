@@ -47,7 +47,8 @@ def find_unaccounted(ledger: Iterable[tuple[Key, Sums]], released: Iterable[Mapp
         and (sums.message_bytes or sums.tensor_bytes)
     }
     for row in released:
-        up.discard(Unaccounted(row["client"], row["round"], row["phase"], row["kind"]))
+        if row["parts"]:  # a row without parts charges what stayed at the client, and accounts for nothing that left
+            up.discard(Unaccounted(row["client"], row["round"], row["phase"], row["kind"]))
     return sorted(up)
 
 

@@ -23,14 +23,20 @@ def went(**changes: Any) -> tuple[Key, Sums]:
 def test_what_went_up_without_a_row_is_found(change: dict[str, Any]) -> None:
     place = {name: value for name, value in (WHERE | change).items() if name in WHERE}
     assert find_unaccounted([went(**change)], []) == [Unaccounted(**place)]
-    assert find_unaccounted([went(**change)], [place]) == []
+    assert find_unaccounted([went(**change)], [place | {"parts": ["part"]}]) == []
     for name, other in {"client": 4, "round": 1, "phase": "share", "kind": "moments"}.items():
-        assert find_unaccounted([went(**change)], [place | {name: other}]) == [Unaccounted(**place)]
+        assert find_unaccounted([went(**change)], [place | {"parts": ["part"], name: other}]) == [Unaccounted(**place)]
 
 
 @pytest.mark.parametrize("change", [{"direction": "down"}, {"kind": "envelope"}, {"phase": "session"}])
 def test_what_is_no_data_of_a_client_needs_no_row(change: dict[str, Any]) -> None:
     assert find_unaccounted([went(**change)], []) == []
+
+
+def test_a_row_of_what_stayed_at_the_client_accounts_for_nothing_that_left() -> None:
+    key, _ = went()
+    kept = {"client": key.client, "round": key.round, "phase": key.phase, "kind": key.kind, "parts": []}
+    assert find_unaccounted([went()], [kept])
 
 
 def test_a_part_without_a_tensor_byte_needs_a_row() -> None:
