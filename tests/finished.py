@@ -56,12 +56,9 @@ def write_accounts(folder: Path, played: Played) -> None:
     """The files of the run directory that an audit reads, beside the clients' stores."""
     problem = played.problem
     (folder / "config.toml").write_text(to_toml(problem.config))
-    facts = {
-        "num_classes": problem.dataset.num_classes,
-        "num_train": problem.env.num_examples(),
-        "shape": problem.dataset.shape,
-    }
-    (folder / "partition.json").write_text(json.dumps(facts))
+    table = summarize_partition(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
+    table |= {"num_train": problem.env.num_examples(), "shape": problem.dataset.shape}
+    (folder / "partition.json").write_text(json.dumps(table))
     records = [
         {"event": "round_finished", "round": index, "participation": found, "planned_rounds": problem.config.rounds}
         for index, found in played.participation.items()

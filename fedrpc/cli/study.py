@@ -24,7 +24,9 @@ def report(
 
 
 def audit(run: Annotated[Path, typer.Argument(help="The directory of a finished run.")]) -> None:
-    """Recompute a run's privacy with a second accountant, and look for rows that were changed.
+    """Check a run's privacy rows against what it did, and recompute every epsilon with a second accountant.
+
+    Finds rows that were changed or are missing, and rows that claim less than the configuration makes an answer cost.
 
     Exits with 1 when something is wrong; writes audit.json into the run directory.
     """

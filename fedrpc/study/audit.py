@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,10 @@ from fedrpc.privacy.statement import ask_second
 from fedrpc.privacy.summary import is_uncovered, summarise
 from fedrpc.privacy.unaccounted import find_unaccounted
 from fedrpc.study.claims import Held, hold_against_facts
-from fedrpc.study.facts import load_facts
+from fedrpc.study.facts import find_wrong_sizes, load_facts
 from fedrpc.study.privacy_rows import PrivacyRow, read_privacy_rows
 from fedrpc.study.reading import FILES, check_finished
-from fedrpc.wire.ledger import read_rows
+from fedrpc.wire.ledger import Key, Sums, read_rows
 
 TOLERANCE = 0.01  # relative
 RUN = "the run"
@@ -82,7 +82,7 @@ def audit_run(run: Path) -> Audit:
     rows, chains, faults = read_privacy_rows(run / "privacy.jsonl")
     heads = {client: (len(chain), chain[-1] if chain else GENESIS) for client, chain in chains.items()}
     values = [row.values for row in rows]
-    unaccounted = find_unaccounted(read_rows(run / "ledger.jsonl"), values)
+    unaccounted = find_unaccounted(_read_ledger(run / "ledger.jsonl"), values)
     facts, notes = load_facts(run)
     held = hold_against_facts(facts, rows, unaccounted) if facts else None
     found = Audit(len(rows), heads, [], faults + _compare_with_stores(run, heads), notes)
@@ -91,6 +91,7 @@ def audit_run(run: Path) -> Audit:
     else:  # a run that has the facts was made by a version that files signatures, too
         (found.faults if facts else found.notes).append(f"who signed the rows is not known: there is no {HEADS_FILE}")
     found.faults += [f"{entry}" for entry in unaccounted] + (held.faults if held else [])
+    found.faults += find_wrong_sizes(run, facts) if facts else []
     again = summarise(values, reported["delta"], unaccounted=unaccounted)
     for kind in sorted({*reported["releases"], *again["releases"]}):
         ours, theirs = reported["releases"].get(kind), again["releases"].get(kind)
@@ -111,6 +112,13 @@ def _read_summary(run: Path) -> dict[str, Any]:
         return json.loads(path.read_text())  # type: ignore[no-any-return]
     except ValueError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
+
+
+def _read_ledger(path: Path) -> Iterator[tuple[Key, Sums]]:
+    try:
+        yield from read_rows(path)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error!r}") from None
 
 
 def _read_run_id(run: Path) -> str:

@@ -113,7 +113,32 @@ class Facts:
 
 
 def load_facts(run: Path) -> tuple[Facts | None, list[str]]:
-    """Loads the facts of a finished run, and says in words which could not be had."""
+    """Loads the facts of a finished run, and says in words which could not be had.
+
+    Raises:
+        ConfigError: A file cannot be read.
+    """
+    try:
+        return _load_facts(run)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"partition.json or records.jsonl in {run} cannot be read: {error!r}") from None
+
+
+def find_wrong_sizes(run: Path, facts: Facts) -> list[str]:
+    """Finds clients whose number of training examples does not follow from what partition.json says they were dealt."""
+    faults = []
+    for client, counts in enumerate(json.loads((run / "partition.json").read_text())["n_kc"]):
+        # A local test set leaves at least one example of every class to train on.
+        tested = min(round(facts.config.local_test * sum(counts)), sum(count - 1 for count in counts if count))
+        if facts.num_train[client] != sum(counts) - tested:
+            faults.append(
+                f"partition.json: client {client} trains on {facts.num_train[client]} examples, but was dealt "
+                f"{sum(counts)}, of which {tested} are its local test"
+            )
+    return faults
+
+
+def _load_facts(run: Path) -> tuple[Facts | None, list[str]]:
     partition = json.loads((run / "partition.json").read_text())
     if not {"num_train", "shape"} <= partition.keys():
         return None, [
@@ -122,6 +147,8 @@ def load_facts(run: Path) -> tuple[Facts | None, list[str]]:
     try:
         config = build(read_toml(run / "config.toml"))
         stages, without = _read_stages(run / "records.jsonl", config.rounds)
+        if len(partition["num_train"]) != len(partition["n_kc"]):
+            raise ValueError("num_train and n_kc are of different numbers of clients")
         found = Facts(config, partition["num_train"], tuple(partition["shape"]), partition["num_classes"], stages)
     except ConfigError as error:
         return None, [f"costs were not compared with the configuration: {error}"]

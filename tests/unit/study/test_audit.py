@@ -168,6 +168,29 @@ def test_what_rows_claim_is_held_against_facts(change: Change, message: str, run
     assert any(message in fault for fault in found.faults), found.faults
 
 
+@pytest.mark.parametrize("factor", [0.5, 2])
+def test_a_client_with_other_examples_than_it_was_dealt_is_found(factor: float, run: Path) -> None:
+    path, size = run / "partition.json", int(factor * EXAMPLES)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_train": [EXAMPLES, size]}))
+    told = f"partition.json: client 1 trains on {size} examples, but was dealt 16, of which 0 are its local test"
+    assert told in audit_run(run).faults
+
+
+@pytest.mark.parametrize("local_test", [0.0, 0.1, 0.35, 0.9])
+def test_numbers_of_examples_follow_from_the_partition(local_test: float, tmp_path: Path) -> None:
+    changes = {"partition": "dirichlet:0.3", "train_size": 100, "local_test": local_test, "train": {"epochs": 0}}
+    write_accounts(tmp_path, run_in_memory(problem_of("fedavg", **SMALL | changes), 2))
+    assert audit_run(tmp_path).faults == []
+
+
+@pytest.mark.parametrize("name", ["partition.json", "records.jsonl", "ledger.jsonl"])
+@pytest.mark.parametrize("content", ["{\n", "[1]\n", '{"num_train": 3, "shape": 4, "participation": 5}\n'])
+def test_a_file_that_cannot_be_read_is_named(name: str, content: str, run: Path) -> None:
+    (run / name).write_text(content)
+    with pytest.raises(ConfigError, match=f"{name}.* cannot be read"):
+        audit_run(run)
+
+
 def test_an_epsilon_below_the_facts_is_found(run: Path) -> None:
     shutil.rmtree(run / "clients")
     forge(run, change_rows(history=[[9.9, 0.25, STEPS]]))
