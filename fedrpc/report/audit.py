@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrpc.report.sheet import write_text
-from fedrpc.report.words import describe_kinds, describe_privacy
+from fedrpc.report.words import describe_kinds, describe_privacy, pluralize
 from fedrpc.study.audit import Audit
 
 _MAX_FAULTS = 40  # that are printed
@@ -29,9 +29,25 @@ def show_audit(folder: Path, audit: Audit, console: Console) -> None:
         console.print(f"... and {len(audit.faults) - _MAX_FAULTS:,} more, all in audit.json", highlight=False)
     for note in audit.notes:
         console.print(Text("not checked ", style="yellow") + Text(note), soft_wrap=True)
-    verdict = f"{len(audit.faults):,} faults" if audit.faults else "every chain is whole, and the accounts agree"
-    console.print(f"{audit.num_rows:,} releases of {len(audit.heads)} clients: {verdict}", highlight=False)
+    console.print(describe_verdict(audit), highlight=False, soft_wrap=True)
+    write_audit(folder, audit)
+
+
+def write_audit(folder: Path, audit: Audit) -> None:
+    """Writes audit.json into the run directory."""
     write_text(folder / "audit.json", _to_json(audit))
+
+
+def describe_verdict(audit: Audit) -> str:
+    """What an audit came to, in one line."""
+    about = f"{audit.num_rows:,} releases of {pluralize(len(audit.heads), 'client')}"
+    if audit.faults:
+        more = f"; and {len(audit.faults) - 1:,} more" if len(audit.faults) > 1 else ""
+        return f"{about}: {pluralize(len(audit.faults), 'fault')}: {audit.faults[0]}{more}"
+    checked = (
+        "every chain is whole" if audit.notes else "every chain is whole and signed, and claims what its answers cost"
+    )
+    return f"{about}: {checked}; all that went up has its row; the accountants agree"
 
 
 def _table(folder: Path, audit: Audit) -> Table:
@@ -50,4 +66,5 @@ def _to_json(audit: Audit) -> str:
     heads = {client: {"rows": count, "head": head.hex()} for client, (count, head) in audit.heads.items()}
     lines = [vars(line) for line in audit.lines]
     found = {"rows": audit.num_rows, "faults": audit.faults, "notes": audit.notes, "lines": lines, "heads": heads}
+    found |= {"keys": audit.keys}
     return json.dumps(found, indent=1) + "\n"

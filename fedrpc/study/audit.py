@@ -7,6 +7,7 @@ Then every epsilon of the summary is computed again, by the same accountant and 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from collections import defaultdict
@@ -17,10 +18,11 @@ from typing import Any
 
 from fedrpc.errors import ConfigError
 from fedrpc.privacy.accountant import choose_accountant, compute_epsilon
-from fedrpc.privacy.heads import HEADS_FILE, find_forged_heads
+from fedrpc.privacy.heads import HEADS_FILE, find_forged_heads, read_keys
 from fedrpc.privacy.ledger import GENESIS
 from fedrpc.privacy.mechanisms import History, merge_histories
 from fedrpc.privacy.second import compute_tight_epsilon
+from fedrpc.privacy.signing import Signer
 from fedrpc.privacy.statement import ask_second
 from fedrpc.privacy.summary import is_uncovered, summarise
 from fedrpc.privacy.unaccounted import find_unaccounted
@@ -64,6 +66,7 @@ class Audit:
 
     Attributes:
         heads: For each client, how many rows there are and the hash of the last.
+        keys: For each client, the keys that it signed with, as heads.jsonl has them.
         faults: What is wrong, in words; empty when all is well.
         notes: What could not be checked, in words.
     """
@@ -73,6 +76,7 @@ class Audit:
     lines: list[Line]
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    keys: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 def audit_run(run: Path) -> Audit:
@@ -88,6 +92,9 @@ def audit_run(run: Path) -> Audit:
     found = Audit(len(rows), heads, [], faults + _compare_with_stores(run, heads), notes)
     if (run / HEADS_FILE).is_file():
         found.faults += find_forged_heads(run / HEADS_FILE, _read_run_id(run), chains)
+        found.keys = read_keys(run / HEADS_FILE)
+        found.faults += _compare_keys(run, found.keys)
+        found.notes += _list_changed_keys(found.keys)
     else:  # a run that has the facts was made by a version that files signatures, too
         (found.faults if facts else found.notes).append(f"who signed the rows is not known: there is no {HEADS_FILE}")
     found.faults += [f"{entry}" for entry in unaccounted] + (held.faults if held else [])
@@ -147,6 +154,25 @@ def _compare_with_stores(run: Path, heads: Mapping[int, tuple[int, bytes]]) -> l
                 f"(it has {ours[0]} whole rows)"
             )
     return faults
+
+
+def _compare_keys(run: Path, keys: Mapping[int, list[dict[str, Any]]]) -> Iterable[str]:
+    """Compares with the keys that local clients keep: only there can keys be seen that a server made up."""
+    for path in sorted((run / "clients").glob("*/signing.key")):
+        client = int(path.parent.name)
+        with contextlib.suppress(ValueError):  # a damaged key, with which the client cannot start again
+            own = Signer.from_bytes(path.read_bytes()).public_key.hex()
+            if client in keys and keys[client][-1].get("key") != own:
+                yield f"client {client} signed with another key than that in its folder: {HEADS_FILE} was made up"
+
+
+def _list_changed_keys(keys: Mapping[int, list[dict[str, Any]]]) -> Iterable[str]:
+    for client, found in sorted(keys.items()):
+        for entry in found[1:]:
+            yield (
+                f"whether client {client} is the same from row {entry['rows']} on: it joined with another key, as one "
+                "does whose state folder was lost"
+            )
 
 
 def _pair_promises(

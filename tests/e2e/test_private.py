@@ -74,7 +74,8 @@ def test_epsilon_is_that_of_one_process(killed: RunDir) -> None:
 
 def test_the_audit_agrees_and_finds_what_was_changed(killed: RunDir, programs: Programs, tmp_path: Path) -> None:
     told = programs.start("fedrpc", "audit", killed.path).wait_for_success()
-    assert "every chain is whole, and the accounts agree" in told.out
+    assert "all that went up has its row; the accountants agree" in told.out
+    assert "from row 24 on: it joined with another key" in told.out, "its folder was lost in round 12"
     assert told.err == ""
     copy = RunDir(tmp_path / "copy")
     shutil.copytree(killed.path, copy.path)
@@ -119,3 +120,15 @@ def test_rows_that_were_forged_and_chained_anew_are_named(
     assert caught.wait() == 1
     assert "breaks the chain" not in caught.out
     assert message in caught.out
+
+
+def test_a_forged_epsilon_is_not_shown_without_the_verdict(killed: RunDir, programs: Programs, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(killed.path, copy)
+    forge(copy, change_costs(history=[[9.9, 1 / 3, 3]]))
+    told = programs.start("fedrpc", "report", copy)
+    assert told.wait() == 0
+    verdict = " faults: privacy.jsonl, line 1: client"
+    assert verdict in told.out
+    assert verdict in (copy / "report.html").read_text().replace("&#39;", "'")
+    assert "the accountants agree" in programs.start("fedrpc", "report", killed.path).wait_for_success().out

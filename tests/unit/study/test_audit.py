@@ -13,6 +13,8 @@ import pytest
 from rich.console import Console
 
 from fedrpc.errors import ConfigError
+from fedrpc.privacy.heads import HeadsFile
+from fedrpc.privacy.signing import Signer
 from fedrpc.privacy.summary import summarise
 from fedrpc.report.audit import show_audit
 from fedrpc.study.audit import audit_run
@@ -49,7 +51,7 @@ def test_a_sound_run_passes(run: Path) -> None:
     assert found.faults == []
     out = io.StringIO()
     show_audit(run, found, Console(file=out, width=160))
-    assert "8 releases of 2 clients: every chain is whole, and the accounts agree" in out.getvalue()
+    assert "8 releases of 2 clients: every chain is whole and signed" in out.getvalue()
     line = found.lines[-1]
     assert line.what == "the run"
     assert line.reported == line.again
@@ -276,3 +278,21 @@ def write_extended(folder: Path, played: Any, rows: list[dict[str, Any]]) -> Non
     (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in planned))
     (folder / "privacy.jsonl").write_text("".join(json.dumps(row | {"hash": ""}) + "\n" for row in rows))
     forge(folder, lambda row: row)
+
+
+def test_keys_that_the_server_made_up_differ_from_those_in_the_clients_folders(run: Path) -> None:
+    for client in range(2):
+        (run / "clients" / str(client) / "signing.key").write_bytes(Signer.create())
+    assert [fault for fault in audit_run(run).faults if "heads.jsonl was made up" in fault] == [
+        f"client {client} signed with another key than that in its folder: heads.jsonl was made up"
+        for client in range(2)
+    ]
+
+
+def test_a_client_that_changed_its_key_is_noted(run: Path) -> None:
+    file = HeadsFile(run / "heads.jsonl", RUN_ID)
+    file.register(1, Signer.from_bytes(Signer.create()).public_key, 4)
+    file.close()
+    found = audit_run(run)
+    assert found.faults == []
+    assert [note for note in found.notes if "whether client 1 is the same from row 4 on" in note]
