@@ -284,13 +284,18 @@ def merge(base: Mapping[str, Any], *layers: Mapping[str, Any]) -> dict[str, Any]
     return out
 
 
-def parse_set(items: Iterable[str]) -> dict[str, Any]:
-    """Parses `key.sub=value` items into nested values; a value is TOML, or else a plain string."""
+def parse_set(items: Iterable[str], option: str = "--set", example: str = "train.lr=0.1") -> dict[str, Any]:
+    """Parses `key.sub=value` items into nested values; a value is TOML, or else a plain string.
+
+    Args:
+        option: What took the items, for errors.
+        example: An item that it takes.
+    """
     out: dict[str, Any] = {}
     for item in items:
         key, sign, text = item.partition("=")
         if not sign or not key:
-            raise ConfigError(f"--set takes key=value, such as train.lr=0.1, got '{item}'")
+            raise ConfigError(f"{option} takes key=value, such as {example}, got '{item}'")
         try:
             value = tomllib.loads(f"v = {text}")["v"]
         except tomllib.TOMLDecodeError:

@@ -112,5 +112,6 @@ def collect_options(options: Mapping[str, Any]) -> dict[str, Any]:
     budget, dp_sgd = options["epsilon_budget"], options["dp_sgd"]
     privacy: dict[str, Any] = {"epsilon_budget": budget} if budget is not None else {}
     if dp_sgd is not None:
-        privacy["dp_sgd"] = config.parse_set(item.strip() for item in dp_sgd.split(","))
+        items = [item.strip() for item in dp_sgd.split(",")]
+        privacy["dp_sgd"] = config.parse_set(items, "--dp-sgd", "noise_multiplier=1,max_grad_norm=1")
     return values | ({"privacy": privacy} if privacy else {})

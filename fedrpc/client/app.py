@@ -20,7 +20,17 @@ from fedrpc.client.store import Kept
 from fedrpc.client.transport import Failure, SessionLost, Stream, Task, Transport, Welcome
 from fedrpc.config import RunConfig, parse_join_config
 from fedrpc.device import choose
-from fedrpc.errors import Abstained, Cancelled, FedrpcError, Refused, Unavailable, WireError
+from fedrpc.errors import (
+    Abstained,
+    Cancelled,
+    FedrpcError,
+    MethodFailed,
+    Refused,
+    Unavailable,
+    WireError,
+    describe_exception,
+    find_place,
+)
 from fedrpc.privacy.signing import Signer
 from fedrpc.problem import Problem
 from fedrpc.process import allow_open_files, give_back_memory
@@ -30,6 +40,7 @@ from fedrpc.wire.frames import check_name
 
 _MAX_BAD_MESSAGES = 5  # in a row: more than that is no transmission error
 _MAX_JOINING = 500  # clients in one Join: its answer stays far below gRPC's limit for a message
+_OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)  # others may need less of it another time
 _MAX_OPEN = 64  # clients whose stores and data are open at a time
 
 
@@ -257,7 +268,17 @@ class ClientApp:
                 error=str(error),
                 exc_info=not expected,
             )
+            return self._explain(error)
+
+    def _explain(self, error: Exception) -> Failure:
+        """Tells a failure that would happen again from one that may be over when the client is asked again."""
+        if isinstance(error, MethodFailed):
+            return Failure(str(error)[:500], failed=type(error))
+        if isinstance(error, FedrpcError) or self._known is None:
             return Failure(f"{type(error).__name__}: {error}"[:500])
+        module = type(self._known[0].problem.method).__module__
+        mistake = find_place(error, module) and not isinstance(error, _OUT_OF_MEMORY)
+        return Failure(describe_exception(error, module), failed=MethodFailed if mistake else None)
 
     async def _submit(self, member: Member, task: Task, result: Kept | Failure) -> None:
         """Sends a result until the server has it or no longer waits for it."""

@@ -14,12 +14,12 @@ import grpc
 import grpc.aio
 
 import fedrpc
-from fedrpc.errors import FedrpcError, Refused, Taken, Unavailable, WireError
+from fedrpc.errors import FedrpcError, MethodFailed, Refused, Taken, Unavailable, WireError
 from fedrpc.privacy.ledger import parse_history
 from fedrpc.privacy.mechanisms import Histories, History
 from fedrpc.tls.credentials import ClientTls, channel_credentials
 from fedrpc.wire.codec import Payload
-from fedrpc.wire.envelope import Envelope, build_envelope, read_envelope
+from fedrpc.wire.envelope import FAILURE_CODES, Envelope, build_envelope, read_envelope
 from fedrpc.wire.frames import (
     EMPTY_BODY,
     MAX_MISSED_HEARTBEATS,
@@ -73,10 +73,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a client has no answer to a task; abstaining is a choice, not an error."""
+    """Why a client has no answer to a task; abstaining is a choice, not an error.
+
+    Args:
+        failed: What failed, if it would fail again.
+    """
 
     reason: str
     abstained: bool = False
+    failed: type[MethodFailed] | None = None
 
 
 @dataclass(frozen=True)
@@ -392,6 +397,7 @@ class Stream:
     async def send_failure(self, session: int, question: Envelope, failure: Failure) -> Receipt:
         """Sends the reason why there is no answer."""
         code = pb.Failure.CODE_ABSTAINED if failure.abstained else pb.Failure.CODE_ERROR
+        code = FAILURE_CODES[failure.failed] if failure.failed else code
         envelope = pb.Envelope(
             task_id=question.task_id,
             round=question.round,

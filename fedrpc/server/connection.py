@@ -23,7 +23,7 @@ from fedrpc.server.mailbox import Delivery, Mailbox, Task
 from fedrpc.server.roster import Roster, Session, UnknownSession
 from fedrpc.server.rounds import ServerContext
 from fedrpc.server.upload import Upload
-from fedrpc.wire.envelope import Cancel, Finished
+from fedrpc.wire.envelope import FAILURE_CODES, Cancel, Finished
 from fedrpc.wire.frames import (
     MAX_MISSED_HEARTBEATS,
     announces_chunks,
@@ -399,7 +399,8 @@ class Connection:
         if envelope.HasField("failure"):
             abstained = envelope.failure.code == pb.Failure.CODE_ABSTAINED
             reason = envelope.failure.reason or "the client gave no reason"
-            self._mailbox.accept_failure(task, reason, abstained=abstained)
+            failed = next((what for what, code in FAILURE_CODES.items() if code == envelope.failure.code), None)
+            self._mailbox.accept_failure(task, reason, abstained=abstained, failed=failed)
             return
         data = io.BytesIO()
         assemble_frame(frame, self._desk.limits.max_message_bytes, data)

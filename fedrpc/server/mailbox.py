@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from fedrpc import log
 from fedrpc.config import LimitsConfig
+from fedrpc.errors import MethodFailed
 from fedrpc.server.question import Question
 from fedrpc.server.roster import Link, Roster, Session
 from fedrpc.server.spool import Spooled
@@ -29,11 +30,13 @@ class Missing:
     Args:
         hung: It missed its deadline; another question in the same round would only miss it again.
         abstained: It chose not to answer, which is no failure.
+        failed: What failed, if it would fail again when the client is asked again.
     """
 
     reason: str
     hung: bool = False
     abstained: bool = False
+    failed: type[MethodFailed] | None = None
 
 
 @dataclass(eq=False)
@@ -302,9 +305,11 @@ class Mailbox:
             del self._ended[next(iter(self._ended))]
         self._end(task, reply)
 
-    def accept_failure(self, task: Task, reason: str, *, abstained: bool = False) -> None:
+    def accept_failure(
+        self, task: Task, reason: str, *, abstained: bool = False, failed: type[MethodFailed] | None = None
+    ) -> None:
         """Ends a task whose client gave a reason instead of an answer."""
-        self._end(task, Missing(reason, abstained=abstained))
+        self._end(task, Missing(reason, abstained=abstained, failed=failed))
 
     def _end(self, task: Task, outcome: Spooled | Missing, *, cancel: bool = False) -> None:
         self._remove(task)

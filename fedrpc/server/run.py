@@ -31,6 +31,7 @@ from fedrpc.server.app import GrpcServer, Health, Servicer
 from fedrpc.server.checkpoint import CheckpointFolder
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.mailbox import Mailbox
+from fedrpc.server.mistakes import ERROR_FILE, explaining_mistakes
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import Progress, ServerContext
 from fedrpc.server.selection import select_cohort
@@ -124,6 +125,7 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
     return_freed_memory()
     torch.set_num_threads(config.train.threads)
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(explaining_mistakes(config.method, options.out))
         health = Health()
         stack.push_async_callback(health.stop)
         if options.health_listen:
@@ -134,6 +136,7 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
         freeze_memory()
         stack.enter_context(lock(options.out))  # only after the configuration proved valid
         run_id = claim(options.out, problem.config)
+        (options.out / ERROR_FILE).unlink(missing_ok=True)  # of a mistake that may be corrected by now
         if done := load_finished(options.out, problem.config):
             log.get("server").info("already_finished", out=str(options.out))
             if not options.linger:

@@ -34,6 +34,7 @@ timed-echo = outside:TimedEcho
 nudged = outside:Nudged
 toygan = outside:ToyGan
 handgan = outside:HandGan
+faulty = outside:Faulty
 
 [fedrpc.models]
 wide = outside:wide

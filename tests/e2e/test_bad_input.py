@@ -74,6 +74,9 @@ def files(tmp_path: Path) -> Path:
         ("run --clients 100000 --hosts 2", CONFIG, "clients; 6000; 100000"),
         ("run --clients 100000", CONFIG, "100000 client processes; GiB of memory; --hosts"),
         ("run --device gpu", CONFIG, "device 'gpu'; cuda"),
+        ("run --dp-sgd noise=1", CONFIG, "unknown option 'privacy.dp_sgd.noise'; Did you mean"),
+        ("run --dp-sgd noise_multiplier", CONFIG, "--dp-sgd takes; 'noise_multiplier'"),
+        ("run --dp-sgd noise_multiplier=x", CONFIG, "privacy.dp_sgd.noise_multiplier; 'x'"),
         ("run --config no.toml", CONFIG, "no.toml"),
         ("run --config foreign", CONFIG, "foreign; Is a directory"),
         ("run --config bad.toml", CONFIG, "bad.toml; not valid TOML"),
@@ -186,6 +189,12 @@ def test_a_directory_that_another_server_works_in(copied: RunDir, programs: Prog
         fcntl.flock(lock, fcntl.LOCK_EX)
         ended = programs.start("fedrpc", "run", "--out", copied.path, *settings(rounds=4))
         assert_one_line(ended, UNAVAILABLE, "another server uses")
+
+
+def test_a_client_that_no_restart_helps(copied: RunDir, programs: Programs) -> None:
+    (copied.path / "clients" / "2" / "policy.json").write_text("{")  # of the last one that is started
+    ended = programs.start("fedrpc", "run", "--out", copied.path, *settings(rounds=4))
+    assert_one_line(ended, CONFIG, "client 2 ended with code 78", "policy.json cannot be read", "client.log")
 
 
 # The console scripts themselves, one mistake each

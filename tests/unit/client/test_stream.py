@@ -14,7 +14,7 @@ import torch
 
 from fedrpc.client import transport
 from fedrpc.client.transport import Failure, Receipt, SignedRows, Stream, Task
-from fedrpc.errors import FedrpcError, Unavailable, WireError
+from fedrpc.errors import Diverged, FedrpcError, MethodFailed, Unavailable, WireError
 from fedrpc.wire.codec import decode, encode
 from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import SMALL_BYTES, count_message_bytes, serialise_file
@@ -254,14 +254,23 @@ async def test_a_refused_result_raises_the_reason():
         assert wire.one.booked("up", aborted=True) == count(wire.call.sent[1:])
 
 
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (Failure("no"), pb.Failure.CODE_ERROR),
+        (Failure("no", abstained=True), pb.Failure.CODE_ABSTAINED),
+        (Failure("no", failed=MethodFailed), pb.Failure.CODE_MISTAKE),
+        (Failure("no", failed=Diverged), pb.Failure.CODE_DIVERGED),
+    ],
+)
 @asynchronous
-async def test_a_failure_says_why():
+async def test_a_failure_says_why(failure, code):
     async with line() as wire:
         question = Envelope("t", digest=b"asked", epoch=2)
-        sending = asyncio.create_task(wire.stream.send_failure(1, question, Failure("no budget", abstained=True)))
+        sending = asyncio.create_task(wire.stream.send_failure(1, question, failure))
         await until(lambda: wire.call.frames)
         [frame] = wire.call.frames
-        assert frame.envelope.failure == pb.Failure(code=pb.Failure.CODE_ABSTAINED, reason="no budget")
+        assert frame.envelope.failure == pb.Failure(code=code, reason="no")
         assert (frame.envelope.question, frame.envelope.epoch) == (b"asked", 2)
         wire.acknowledge()
         await sending

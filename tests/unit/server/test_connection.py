@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 
-from fedrpc.errors import Unavailable, WireError
+from fedrpc.errors import Diverged, MethodFailed, Unavailable, WireError
 from fedrpc.server import connection
 from fedrpc.server.mailbox import Missing
 from fedrpc.server.roster import UnknownSession
@@ -79,19 +79,27 @@ async def test_the_receipts_of_a_hosts_clients_go_to_their_own_sessions(tmp_path
         assert desk.count_booked() == desk.count_seen()
 
 
-@pytest.mark.parametrize("abstained", [False, True])
+@pytest.mark.parametrize(
+    ("code", "missing"),
+    [
+        (pb.Failure.CODE_ERROR, Missing("no")),
+        (pb.Failure.CODE_ABSTAINED, Missing("no", abstained=True)),
+        (pb.Failure.CODE_MISTAKE, Missing("no", failed=MethodFailed)),
+        (pb.Failure.CODE_DIVERGED, Missing("no", failed=Diverged)),
+        (99, Missing("no")),
+    ],
+)
 @asynchronous
-async def test_a_failure_ends_its_task_with_the_reason(tmp_path, abstained):
+async def test_a_failure_ends_its_task_with_the_reason(tmp_path, code, missing):
     async with office(tmp_path) as desk:
         stream = await desk.connect(0)
         task = desk.post(0)
         await stream.receive_task()
-        code = pb.Failure.CODE_ABSTAINED if abstained else pb.Failure.CODE_ERROR
         digest = task.question.payload.digest
         envelope = pb.Envelope(task_id=task.task_id, question=digest, failure=pb.Failure(code=code, reason="no"))
         stream.send(pb.Frame(session=stream.number(), envelope=envelope))
         assert await stream.receive_receipt() == ("ACCEPTED", task.task_id)
-        assert task.outcome.result() == Missing("no", abstained=abstained)
+        assert task.outcome.result() == missing
 
 
 @asynchronous
