@@ -35,6 +35,12 @@ Hosts = Annotated[
         min=1, help="Run all clients in this many processes, for thousands of them; a process for each when not given."
     ),
 ]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="End with 70 when what a method sent differs from its formula; not if messages were lost."
+    ),
+]
 LogLevel = Annotated[str, typer.Option(callback=log.check_level, help="debug, info, warning or error.")]
 ServerOptimizer = Annotated[
     str | None,

@@ -121,3 +121,27 @@ def test_a_comparison_names_the_mistake_and_runs_the_others(tmp_path: Path, prog
     assert re.fullmatch("error: 1 of 2 methods failed: faulty", read_end(ended))
     [row] = ended.read_log("failed")
     assert find_line("# the server") in row["reason"]
+
+
+def test_a_formula_that_is_wrong_is_marked_and_with_strict_an_error(tmp_path: Path, programs: Programs) -> None:
+    said = "differs from the formula: weights up: 1,048,824 measured, 1,048,828 predicted"
+    marked = start(programs, tmp_path / "run", "formula").wait_for_success()
+    assert said in marked.out
+    strict = start(programs, tmp_path / "run", "formula", "--strict")
+    assert read_end(strict).startswith(f"error: faulty {said}")
+    assert "Bytes on the wire" in strict.out, "the run is shown all the same"
+
+
+def test_a_comparison_is_strict_with_each_method(tmp_path: Path, programs: Programs) -> None:
+    words = settings(**{"faulty.params.mistake": "formula"})
+    ended = programs.start("fedrpc", "compare", "--strict", "--methods", "faulty", "--out", tmp_path / "runs", *words)
+    assert read_end(ended).startswith("error: faulty differs from the formula: weights up")
+    assert "%, differs from the formula" in ended.out
+
+
+@pytest.mark.parametrize("mistake", ["", "one client"])
+def test_strict_holds_only_what_can_be_compared(mistake: str, tmp_path: Path, programs: Programs) -> None:
+    """Nothing is wrong with the formula of a run in which a client did not answer."""
+    ended = start(programs, tmp_path / "run", mistake, "--strict").wait_for_success()
+    unfair = "not compared: clients did not answer in 3 of 3 stages"
+    assert (unfair in ended.out) == bool(mistake)
