@@ -23,7 +23,7 @@ from fedrpc.methods import METHODS
 from fedrpc.methods.method import Method
 from fedrpc.methods.runtime import SETUP_ROUND, Env
 from fedrpc.metrics.records import read_records
-from fedrpc.privacy.mechanisms import History
+from fedrpc.privacy.mechanisms import ZERO_OUT, Histories, History
 from fedrpc.registry import AGGREGATORS
 from fedrpc.training.dpsgd_plan import plan_cost
 from fedrpc.wire.ledger import EVALUATE
@@ -52,6 +52,9 @@ class Facts:
         num_train: Each client's number of training examples.
         shape: Of an input.
         stages: By round.
+
+    Attributes:
+        releasing_layers: The aggregators that release updates themselves, at a cost that is not known.
     """
 
     def __init__(
@@ -65,7 +68,9 @@ class Facts:
         self.config, self.num_train, self.stages = config, num_train, stages
         self.method: Method[Any, Any] = METHODS[config.method]()
         self._env = _build_env(config, self.method, num_train, shape, num_classes)
-        self._others = {EVALUATE, *(phase for name in config.layers for phase in AGGREGATORS[name].phases)}
+        layers = {name: AGGREGATORS[name] for name in config.layers}
+        self._others = {EVALUATE, *(phase for layer in layers.values() for phase in layer.phases)}
+        self.releasing_layers = [name for name, layer in layers.items() if layer.releases_updates]
         self._expect, self._find_planned = functools.cache(self._ask_method), functools.cache(self._find_most_planned)
 
     def knows_phase(self, phase: str) -> bool:
@@ -90,8 +95,18 @@ class Facts:
         finalized = before is not None and before.planned_rounds == round_index
         return phase == EVALUATE or stage is None or finalized or client in stage.asked
 
-    def expect_cost(self, client: int, round_index: int, phase: str) -> History:
-        """What a client's answer to a phase costs at least.
+    def may_be_public(self, client: int, phase: str, kind: str) -> bool:
+        """Whether an honest client may say of a kind in its answer that it depends on no data, as far as that is known.
+
+        Whoever has trained on nothing may say so of everything but an evaluation.
+        """
+        if phase not in self.method.phases:
+            return phase != EVALUATE
+        has_trained = self.num_train[client] > 0 and self.config.train.epochs > 0
+        return not has_trained or kind in {public.label for public in self.method.public_kinds}
+
+    def expect_cost(self, client: int, round_index: int, phase: str) -> Histories:
+        """What a client's answer to a phase costs at least, by adjacency.
 
         Noise for a target epsilon follows the number of planned rounds, which may change when a run is started again:
         the larger the number, the more noise. So the largest number up to this round counts. Rows are then held against
@@ -108,8 +123,10 @@ class Facts:
         planned = (stage.planned_rounds for index, stage in self.stages.items() if index <= round_index)
         return max(planned, default=self.config.rounds)
 
-    def _ask_method(self, phase: str, training: History) -> History:
-        return self.method.expect_cost(phase, self._env, training) if phase in self.method.phases else ()
+    def _ask_method(self, phase: str, training: History) -> Histories:
+        if phase not in self.method.phases:
+            return {}
+        return self.method.expect_cost(phase, self._env, {ZERO_OUT: training} if training else {})
 
 
 def load_facts(run: Path) -> tuple[Facts | None, list[str]]:
@@ -152,7 +169,11 @@ def _load_facts(run: Path) -> tuple[Facts | None, list[str]]:
         found = Facts(config, partition["num_train"], tuple(partition["shape"]), partition["num_classes"], stages)
     except ConfigError as error:
         return None, [f"costs were not compared with the configuration: {error}"]
-    return found, [f"who was asked is not known of {without} rounds: records.jsonl does not say"] if without else []
+    notes = [f"who was asked is not known of {without} rounds: records.jsonl does not say"] if without else []
+    if found.releasing_layers:
+        named = ", ".join(found.releasing_layers)
+        notes.append(f"costs of what aggregators release ({named}) were not compared with the configuration")
+    return found, notes
 
 
 def _read_stages(path: Path, num_rounds: int) -> tuple[dict[int, Stage], int]:

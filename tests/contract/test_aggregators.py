@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,12 @@ from fedrpc.methods.runtime import ClientContext, Env, Round
 from fedrpc.privacy.mechanisms import Gaussian
 from fedrpc.problem import Problem
 from fedrpc.server.selection import SELECTIONS, select_cohort
+from fedrpc.study.audit import audit_run
 from fedrpc.wire import stored
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 from tests.fakes import InMemoryFederation, mlp, problem_of, run_in_memory
+from tests.finished import write_accounts
 
 
 @contextlib.contextmanager
@@ -250,6 +253,14 @@ def test_an_aggregator_adds_noise_and_writes_the_privacy_row_that_covers_it():
     release = run.privacy()["releases"]["weights"]
     assert release["epsilon"] is not None
     assert run.sha256 != run_in_memory(problem_of("fedavg", build=mlp), 2).sha256
+
+
+def test_an_audit_does_not_judge_what_an_aggregator_releases(tmp_path: Path):
+    write_accounts(tmp_path, run_in_memory(problem_with(Noisy, AGGREGATORS["mean"], rounds=2), 2))
+    with registered(Noisy):
+        found = audit_run(tmp_path)
+    assert found.faults == []
+    assert found.notes == ["costs of what aggregators release (noisy) were not compared with the configuration"]
 
 
 # Durable state on both sides

@@ -152,7 +152,14 @@ TRUE = f"config.toml and partition.json give noise 1.1 at rate 0.25 for {STEPS} 
         (change_rows(history=[], coverage="charged_elsewhere"), "and no row of it has a cost"),
         (change_rows(parameters={"max_grad_norm": 0.1}), "claims gradients clipped to 0.1; config.toml has 1.0"),
         (change_rows(parameters={"max_grad_norm": 1.0, "noise": "the best"}), "says of its noise 'the best'"),
-        (change_rows(adjacency="replace-one"), "claims DP-SGD for 'replace-one' neighbours"),
+        (
+            change_rows(adjacency="replace-one"),
+            f"4 steps, 'replace-one' neighbours; {TRUE}, 'zero-out, sizes public' neighbours",
+        ),
+        (
+            change_rows(adjacency="all of a client's records", mechanism="gaussian"),
+            '4 steps, "all of a client\'s records" neighbours; config.toml and partition.json give noise 1.1',
+        ),
         (change_rows(round=2), "line 1: client 0's row 0 (round 2, fit) tells of an answer to which nobody asked"),
         (change_rows(phase="fits"), "tells of an answer to which nobody asked this client"),
         (drop_rows(client=1), "client 1's weights went up in round 0 (fit) without a privacy row"),
@@ -224,6 +231,43 @@ def test_a_guarantee_that_the_method_does_not_give_is_found(tmp_path: Path) -> N
     assert all("that fedavg does not give there" in fault for fault in audit_run(tmp_path).faults[:2])
     forge(tmp_path, lambda row: row | {"mechanism": "dp-sgd", "parameters": noise | {"max_grad_norm": 1.0}})
     assert all("claims DP-SGD, and config.toml has none" in fault for fault in audit_run(tmp_path).faults[:2])
+
+
+def claim_public(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"coverage": "public", "covers": "public: so I say"} if row["coverage"] == "none" else row
+
+
+def test_what_depends_on_data_is_not_public(tmp_path: Path) -> None:
+    params = {"preliminary": 1, "alpha": 4, "mode": "private", "m": 2, "sigma": 3.0, "clip": 0.5}
+    problem = problem_of("feddpms", **SMALL | {"train_size": 80}, model="dpms", build=None, params=params)
+    write_accounts(tmp_path, run_in_memory(problem, 2))
+    assert audit_run(tmp_path).faults == []
+    assert json.loads((tmp_path / "summary.json").read_text())["privacy"]["epsilon"] is None
+    forge(tmp_path, claim_public)
+    assert json.loads((tmp_path / "summary.json").read_text())["privacy"]["epsilon"] < 1
+    faults = audit_run(tmp_path).faults
+    for place, kind in {"round 0, pretrain": "weights", "round 1, share": "class_abundance"}.items():
+        told = f"({place}) claims that {kind} are public (public: so I say); there they depend on data"
+        assert any(told in fault for fault in faults), faults
+
+
+def test_an_evaluation_is_not_public(run: Path) -> None:
+    shutil.rmtree(run / "clients")
+    evaluated = {"phase": "evaluate", "task": "t", "answer": "a", "parts": ["num_correct"]}
+    path = run / "privacy.jsonl"
+    row = json.loads(path.read_text().splitlines()[1])
+    assert (row["client"], row["kind"], row["coverage"]) == (0, "scalars", "public")
+    path.write_text(path.read_text() + json.dumps(row | evaluated) + "\n")
+    forge(run, lambda row: row)
+    told = "(round 0, evaluate) claims that scalars are public"
+    assert any(told in fault for fault in audit_run(run).faults)
+
+
+def test_who_trained_on_nothing_may_say_that_its_weights_are_public(tmp_path: Path) -> None:
+    played = run_in_memory(problem_of("fedavg", **SMALL, train={"epochs": 0}, privacy=PRIVATE), 2)
+    assert {(row["kind"], row["coverage"]) for row in played.released} == {("weights", "public"), ("scalars", "public")}
+    write_accounts(tmp_path, played)
+    assert audit_run(tmp_path).faults == []
 
 
 def test_facts_that_an_older_run_does_not_have_are_noted(run: Path) -> None:
