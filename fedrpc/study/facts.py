@@ -169,11 +169,7 @@ def _load_facts(run: Path) -> tuple[Facts | None, list[str]]:
         found = Facts(config, partition["num_train"], tuple(partition["shape"]), partition["num_classes"], stages)
     except ConfigError as error:
         return None, [f"costs were not compared with the configuration: {error}"]
-    notes = [f"who was asked is not known of {without} rounds: records.jsonl does not say"] if without else []
-    if found.releasing_layers:
-        named = ", ".join(found.releasing_layers)
-        notes.append(f"costs of what aggregators release ({named}) were not compared with the configuration")
-    return found, notes
+    return found, [f"who was asked is not known of {without} rounds: records.jsonl does not say"] if without else []
 
 
 def _read_stages(path: Path, num_rounds: int) -> tuple[dict[int, Stage], int]:
