@@ -119,7 +119,7 @@ def _read_reported(run: Path) -> dict[str, Any]:
         reported: dict[str, Any] = json.loads(path.read_text())["privacy"]
         for entry in (reported, *reported["releases"].values()):
             if entry["epsilon"] is not None and not entry["epsilon"] >= 0:
-                raise ValueError(f"an epsilon is {entry['epsilon']}")
+                raise ValueError(f"expected epsilons of 0 or more, got {entry['epsilon']}")
         if not 0 < reported["delta"] < 1:
             raise ValueError(f"delta is {reported['delta']}")
         return reported
