@@ -6,6 +6,7 @@ has the run directory and knows the clients' keys.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -112,6 +113,18 @@ def find_forged_heads(path: Path, run_id: str, chains: Mapping[int, list[bytes]]
     for client, hashes in sorted(chains.items()):
         if client not in found and signed.get(client, 0) < len(hashes):
             yield f"client {client}'s rows from row {signed.get(client, 0)} on are signed by nobody"
+
+
+def find_changed_keys(path: Path) -> Iterator[str]:
+    """Finds clients that joined with another key than before; lines that cannot be read are left out."""
+    keys: dict[int, str] = {}
+    for line in path.read_text().splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            entry = json.loads(line)
+            client, key, rows = entry["client"], entry["key"], entry["rows"]
+            if keys.setdefault(client, key) != key:
+                yield f"whether client {client} is the same from row {rows} on: it joined with another key"
+            keys[client] = key
 
 
 def _check_head(entry: Mapping[str, Any], head: bytes, chain: list[bytes]) -> str:

@@ -14,6 +14,7 @@ from fedrpc.privacy.mechanisms import MAX_ENTRIES, Coverage, Guarantee, History,
 from fedrpc.wire.kinds import NOT_DATA_DERIVED, Kind
 
 GENESIS = b"\0" * 32
+TAKEN_OVER = "taken_over"  # in a client's first row after rows that it did not keep: how many of them there are
 _MAX_ANSWERS = 64  # of a client whose parts are remembered: it has a few tasks at a time
 _LABELS = {kind.label for kind in Kind}
 _ROW: dict[str, Any] = {  # the keys and types that every row has

@@ -29,7 +29,8 @@ def show_audit(folder: Path, audit: Audit, console: Console) -> None:
         console.print(f"... and {len(audit.faults) - _MAX_FAULTS:,} more, all in audit.json", highlight=False)
     for note in audit.notes:
         console.print(Text("not checked ", style="yellow") + Text(note), soft_wrap=True)
-    verdict = f"{len(audit.faults):,} faults" if audit.faults else "every chain is whole, and the accounts agree"
+    agree = f"every chain is whole, and the accounts agree{', as far as they were checked' if audit.notes else ''}"
+    verdict = f"{len(audit.faults):,} faults" if audit.faults else agree
     console.print(f"{audit.num_rows:,} releases of {len(audit.heads)} clients: {verdict}", highlight=False)
     write_text(folder / "audit.json", _to_json(audit))
 

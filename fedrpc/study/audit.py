@@ -19,8 +19,8 @@ from typing import Any
 
 from fedrpc.errors import ConfigError
 from fedrpc.privacy.accountant import choose_accountant, compute_epsilon, describe_weak_delta
-from fedrpc.privacy.heads import HEADS_FILE, find_forged_heads
-from fedrpc.privacy.ledger import GENESIS
+from fedrpc.privacy.heads import HEADS_FILE, find_changed_keys, find_forged_heads
+from fedrpc.privacy.ledger import GENESIS, TAKEN_OVER
 from fedrpc.privacy.mechanisms import History, merge_histories
 from fedrpc.privacy.second import compute_tight_epsilon
 from fedrpc.privacy.statement import ask_second
@@ -90,10 +90,12 @@ def audit_run(run: Path) -> Audit:
     found = Audit(len(rows), heads, [], faults + _compare_with_stores(run, heads))
     if (run / HEADS_FILE).is_file():
         found.faults += find_forged_heads(run / HEADS_FILE, _read_run_id(run), chains)
+        found.notes += find_changed_keys(run / HEADS_FILE)
     else:
         gaps.append(f"who signed the rows is not known: there is no {HEADS_FILE}")
     # Where an epsilon is promised, files that would show it to be wrong may have been removed for that reason.
     (found.faults if _promises_anything(reported) else found.notes).extend(gaps)
+    found.notes += _note_adoptions(rows)
     found.faults += [f"{entry}" for entry in unaccounted] + (held.faults if held else [])
     if facts:
         found.faults += find_wrong_sizes(run, facts)
@@ -129,6 +131,15 @@ def _read_reported(run: Path) -> dict[str, Any]:
 
 def _promises_anything(reported: Mapping[str, Any]) -> bool:
     return any(entry["epsilon"] is not None for entry in (reported, *reported["releases"].values()))
+
+
+def _note_adoptions(rows: Iterable[PrivacyRow]) -> list[str]:
+    return [
+        f"client {row['client']}'s rows before row {row['index']}: it did not have them any more, took them over from "
+        "the server, and does not vouch for them"
+        for row in (row.values for row in rows)
+        if TAKEN_OVER in row
+    ]
 
 
 def _note_layers(facts: Facts) -> list[str]:
