@@ -27,7 +27,7 @@ from fedrpc.privacy.statement import ask_second
 from fedrpc.privacy.summary import is_uncovered, summarise
 from fedrpc.privacy.unaccounted import find_unaccounted
 from fedrpc.study.claims import Held, hold_against_facts
-from fedrpc.study.facts import Facts, find_wrong_sizes, load_facts
+from fedrpc.study.facts import Facts, find_wrong_cohorts, find_wrong_sizes, load_facts
 from fedrpc.study.privacy_rows import PrivacyRow, read_privacy_rows
 from fedrpc.study.reading import FILES, check_finished
 from fedrpc.wire.ledger import Key, Sums, read_rows
@@ -98,7 +98,7 @@ def audit_run(run: Path) -> Audit:
     found.notes += _note_adoptions(rows)
     found.faults += [f"{entry}" for entry in unaccounted] + (held.faults if held else [])
     if facts:
-        found.faults += find_wrong_sizes(run, facts)
+        found.faults += find_wrong_sizes(run, facts) + find_wrong_cohorts(facts)
         found.notes += _note_layers(facts)
     again = summarise(values, reported["delta"], facts.config.privacy.noise if facts else "seeded", unaccounted)
     found.faults += find_wrong_words(reported, again, facts)

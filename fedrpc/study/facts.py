@@ -25,6 +25,7 @@ from fedrpc.methods.runtime import SETUP_ROUND, Env
 from fedrpc.metrics.records import read_records
 from fedrpc.privacy.mechanisms import ZERO_OUT, Histories, History
 from fedrpc.registry import AGGREGATORS
+from fedrpc.server.selection import SELECTIONS, select_cohort
 from fedrpc.training.dpsgd_plan import plan_cost
 from fedrpc.wire.ledger import EVALUATE
 from fedrpc.wire.message import fields
@@ -35,11 +36,13 @@ class Stage:
     """Who took part in set-up, a round or finalize, as records.jsonl has it.
 
     Attributes:
+        cohort: Who was to take part.
         asked: The cohort, and whoever else was asked.
         num_answers: By phase.
         planned_rounds: How many rounds the run was to have when the stage ended.
     """
 
+    cohort: Sequence[int]
     asked: frozenset[int]
     num_answers: Mapping[str, int]
     planned_rounds: int
@@ -67,11 +70,16 @@ class Facts:
     ) -> None:
         self.config, self.num_train, self.stages = config, num_train, stages
         self.method: Method[Any, Any] = METHODS[config.method]()
+        SELECTIONS.check(config.selection)
         self._env = _build_env(config, self.method, num_train, shape, num_classes)
         layers = {name: AGGREGATORS[name] for name in config.layers}
         self._others = {EVALUATE, *(phase for layer in layers.values() for phase in layer.phases)}
         self.releasing_layers = [name for name, layer in layers.items() if layer.releases_updates]
         self._expect, self._find_planned = functools.cache(self._ask_method), functools.cache(self._find_most_planned)
+
+    def select_cohort(self, round_index: int) -> list[int]:
+        """The cohort of a round."""
+        return select_cohort(self.config, self._env, round_index)
 
     def knows_phase(self, phase: str) -> bool:
         """Whether the run has a phase of this name."""
@@ -155,6 +163,17 @@ def find_wrong_sizes(run: Path, facts: Facts) -> list[str]:
     return faults
 
 
+def find_wrong_cohorts(facts: Facts) -> list[str]:
+    """Finds rounds whose cohort in records.jsonl is not the one that follows from the configuration and its seed."""
+    faults = []
+    for index, stage in sorted(facts.stages.items()):
+        if 0 <= index < facts.config.rounds and list(stage.cohort) != (true := facts.select_cohort(index)):
+            faults.append(
+                f"records.jsonl: the cohort of round {index} is {stage.cohort}, config.toml gives {true}"[:300]
+            )
+    return faults
+
+
 def _load_facts(run: Path) -> tuple[Facts | None, list[str]]:
     partition = json.loads((run / "partition.json").read_text())
     if not {"num_train", "shape"} <= partition.keys():
@@ -180,7 +199,7 @@ def _read_stages(path: Path, num_rounds: int) -> tuple[dict[int, Stage], int]:
             asked = frozenset(
                 client for name in ("cohort", "answered", "abstained", "missing") for client in found[name]
             )
-            stages[record["round"]] = Stage(asked, found["answers"], record["planned_rounds"])
+            stages[record["round"]] = Stage(found["cohort"], asked, found["answers"], record["planned_rounds"])
     return stages, sum(index not in stages for index in range(num_rounds))
 
 

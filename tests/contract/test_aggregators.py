@@ -475,9 +475,9 @@ def test_a_selection_is_checked(chosen, match):
     try:
         problem = problem_of("fedavg", selection="odd")
         if match is None:
-            assert select_cohort(problem, 0) == [0, 2]
+            assert select_cohort(problem.config, problem.env, 0) == [0, 2]
         else:
             with pytest.raises(ConfigError, match=match):
-                select_cohort(problem, 0)
+                select_cohort(problem.config, problem.env, 0)
     finally:
         SELECTIONS._items.pop("odd")

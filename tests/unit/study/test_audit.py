@@ -184,6 +184,21 @@ def test_a_client_with_other_examples_than_it_was_dealt_is_found(factor: float, 
     assert told in audit_run(run).faults
 
 
+def test_a_client_that_was_taken_out_of_all_files_is_found(run: Path) -> None:
+    shutil.rmtree(run / "clients")
+    path = run / "records.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        record["participation"] |= {"cohort": [0], "answered": [0], "answers": {"fit": 1}}
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    ledger = run / "ledger.jsonl"
+    kept = [line for line in ledger.read_text().splitlines(keepends=True) if json.loads(line)["client"] == 0]
+    ledger.write_text("".join(kept))
+    forge(run, drop_rows(client=1))
+    told = "records.jsonl: the cohort of round {} is [0], config.toml gives [0, 1]"
+    assert audit_run(run).faults == [told.format(0), told.format(1)]
+
+
 @pytest.mark.parametrize("local_test", [0.0, 0.1, 0.35, 0.9])
 def test_numbers_of_examples_follow_from_the_partition(local_test: float, tmp_path: Path) -> None:
     changes = {"partition": "dirichlet:0.3", "train_size": 100, "local_test": local_test, "train": {"epochs": 0}}
