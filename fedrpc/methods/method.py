@@ -31,6 +31,7 @@ __all__ = [
     "Cost",
     "DpSgdStance",
     "Env",
+    "Histories",
     "Loss",
     "Method",
     "P",

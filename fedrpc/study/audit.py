@@ -99,7 +99,6 @@ def audit_run(run: Path) -> Audit:
     found.faults += [f"{entry}" for entry in unaccounted] + (held.faults if held else [])
     if facts:
         found.faults += find_wrong_sizes(run, facts) + find_wrong_cohorts(facts)
-        found.notes += _note_layers(facts)
     again = summarise(values, reported["delta"], facts.config.privacy.noise if facts else "seeded", unaccounted)
     found.faults += find_wrong_words(reported, again, facts)
     for kind in sorted({*reported["releases"], *again["releases"]}):
@@ -140,11 +139,6 @@ def _note_adoptions(rows: Iterable[PrivacyRow]) -> list[str]:
         for row in (row.values for row in rows)
         if TAKEN_OVER in row
     ]
-
-
-def _note_layers(facts: Facts) -> list[str]:
-    named = ", ".join(facts.releasing_layers)
-    return [f"costs of what aggregators release ({named}) were not compared with the configuration"] if named else []
 
 
 def _read_ledger(path: Path) -> Iterator[tuple[Key, Sums]]:

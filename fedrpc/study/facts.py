@@ -23,12 +23,12 @@ from fedrpc.methods import METHODS
 from fedrpc.methods.method import Method
 from fedrpc.methods.runtime import SETUP_ROUND, Env
 from fedrpc.metrics.records import read_records
-from fedrpc.privacy.mechanisms import ZERO_OUT, Histories, History
+from fedrpc.privacy.mechanisms import ZERO_OUT, Histories, History, add_histories
 from fedrpc.registry import AGGREGATORS
 from fedrpc.server.selection import SELECTIONS, select_cohort
 from fedrpc.training.dpsgd_plan import plan_cost
 from fedrpc.wire.ledger import EVALUATE
-from fedrpc.wire.message import fields
+from fedrpc.wire.message import averaged_fields, fields
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,6 @@ class Facts:
         num_train: Each client's number of training examples.
         shape: Of an input.
         stages: By round.
-
-    Attributes:
-        releasing_layers: The aggregators that release updates themselves, at a cost that is not known.
     """
 
     def __init__(
@@ -74,7 +71,7 @@ class Facts:
         self._env = _build_env(config, self.method, num_train, shape, num_classes)
         layers = {name: AGGREGATORS[name] for name in config.layers}
         self._others = {EVALUATE, *(phase for layer in layers.values() for phase in layer.phases)}
-        self.releasing_layers = [name for name, layer in layers.items() if layer.releases_updates]
+        self._layers = [layer(layer.Params(**config.aggregation.get(name, {}))) for name, layer in layers.items()]
         self._expect, self._find_planned = functools.cache(self._ask_method), functools.cache(self._find_most_planned)
 
     def select_cohort(self, round_index: int) -> list[int]:
@@ -134,7 +131,9 @@ class Facts:
     def _ask_method(self, phase: str, training: History) -> Histories:
         if phase not in self.method.phases:
             return {}
-        return self.method.expect_cost(phase, self._env, {ZERO_OUT: training} if training else {})
+        own = self.method.expect_cost(phase, self._env, {ZERO_OUT: training} if training else {})
+        num_fields = len(averaged_fields(self.method.phases[phase][0].up))
+        return add_histories([own, *num_fields * [layer.expect_cost(self._env) for layer in self._layers]])
 
 
 def load_facts(run: Path) -> tuple[Facts | None, list[str]]:
