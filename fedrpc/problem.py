@@ -117,7 +117,7 @@ class Problem:
     def expects_cost(self) -> bool:
         """Whether clients are to release anything with a guarantee, which costs some of a budget."""
         dp_sgd = self.config.privacy.dp_sgd
-        training = ((1.0, 1.0, 1),) if dp_sgd and dp_sgd.noise_multiplier != 0 else ()
+        training = {"any neighbours": ((1.0, 1.0, 1),)} if dp_sgd and dp_sgd.noise_multiplier != 0 else {}
         costs = (self.method.expect_cost(phase, self.env, training) for phase in self.method.phases)
         return any(costs) or any(layer.releases_updates for layer in self.aggregators)
 

@@ -14,6 +14,7 @@ from fedrpc.privacy.mechanisms import MAX_ENTRIES, Coverage, Guarantee, History,
 from fedrpc.wire.kinds import NOT_DATA_DERIVED, Kind
 
 GENESIS = b"\0" * 32
+TAKEN_OVER = "taken_over"  # in a client's first row after rows that it did not keep: how many of them there are
 _MAX_ANSWERS = 64  # of a client whose parts are remembered: it has a few tasks at a time
 _LABELS = {kind.label for kind in Kind}
 _ROW: dict[str, Any] = {  # the keys and types that every row has
@@ -249,6 +250,8 @@ def _parse_row(row: str, client: int) -> dict[str, Any]:
         Coverage(values["coverage"])
         if not all(isinstance(part, str) for part in values["parts"]):
             raise ValueError(f"'parts' is {values['parts']!r:.40}")
+        if "hash" in values:
+            raise ValueError("it has a hash, which the server computes")
         if values["kind"] not in _LABELS:
             raise ValueError(f"there is no kind '{values['kind']:.40}'")
         if _serialise(values) != row:
@@ -299,8 +302,9 @@ def parse_history(entries: Iterable[Any]) -> History:
     for entry in entries:
         noise, rate, steps = entry
         numbers = all(type(value) in (int, float) for value in (noise, rate)) and type(steps) is int
-        # Beyond these limits accountants overflow or never return; no real training comes near them.
-        if not (numbers and (noise == 0 or 1e-3 <= noise <= 1e6) and 1e-6 <= rate <= 1 and 0 <= steps <= 10**9):
+        # Beyond these limits accountants overflow or never return; no real training comes near them. What has no step
+        # has no cost, and must not look as if it had.
+        if not (numbers and (noise == 0 or 1e-3 <= noise <= 1e6) and 1e-6 <= rate <= 1 and 1 <= steps <= 10**9):
             raise ValueError(f"'history' has {entry!r:.60}")
         found.append((float(noise), float(rate), steps))
     return tuple(found)

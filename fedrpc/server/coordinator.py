@@ -165,7 +165,7 @@ class Coordinator:
 
     def select_cohort(self, index: int) -> list[int]:
         """The clients asked in a round: the same for every method with the same seed."""
-        return select_cohort(self._problem, index)
+        return select_cohort(self._config, self._problem.env, index)
 
     async def _setup(self, state: Any, steps: Mapping[str, int]) -> Any:
         records: list[dict[str, Any]] = []

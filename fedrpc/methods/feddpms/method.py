@@ -84,7 +84,7 @@ from fedrpc.methods.method import (
 from fedrpc.methods.tools import Pictures, ReportedValue
 from fedrpc.models.dpms import require_latent
 from fedrpc.models.state import load, read_tensors
-from fedrpc.privacy.mechanisms import History, public
+from fedrpc.privacy.mechanisms import Histories, public
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.message import Tensors
 
@@ -218,14 +218,14 @@ class FedDpms(Method[State, FedDpmsParams]):
         """FedAvg's, plus decoders, class indices and means; the matching follows from class counts."""
         return Tally(shapes).cost()
 
-    def expect_cost(self, phase: str, env: Env[FedDpmsParams], training: History) -> History:
+    def expect_cost(self, phase: str, env: Env[FedDpmsParams], training: Histories) -> Histories:
         """In private mode shared means cost the draws of their noise, however many classes a client can name."""
         params = env.params
         if phase != SHARE.name:
             return super().expect_cost(phase, env, training)
         if params.filters or not params.alpha:
-            return ()
+            return {}
         latent = require_latent(env.model(), self.name).latent
         clip = params.choose_clip(latent)
         mechanism = build_mechanism(latent=latent, alpha=params.alpha, m=params.m, sigma=params.sigma, clip=clip)
-        return mechanism.guarantee.history
+        return mechanism.guarantee.histories

@@ -121,6 +121,7 @@ def wrong_rows() -> dict[str, tuple[int, list[str]]]:
         "a coverage that does not exist": (2, [rows[2].replace('"coverage":"none"', '"coverage":"some"')]),
         "a kind that is none": (2, [json.dumps(lost | {"kind": "gossip"})]),
         "a kind that is no text": (2, [json.dumps(lost | {"kind": [1]})]),
+        "a hash of its own": (2, [f'{rows[2][:-1]},"hash":"00"}}']),  # the chain would break where the server files it
         "good, then bad": (2, [rows[2], "{"]),
     }
 
@@ -218,6 +219,7 @@ def test_the_hash_depends_on_every_bit_of_a_row_and_its_predecessor():
         [["1", 1.0, 1]],
         [[1.0, 1.0]],
         [[1.0, 0.5, -1]],
+        [[1.0, 0.5, 0]],  # it would count as covered, and cost nothing
         [[float(noise + 1), 1.0, 1] for noise in range(65)],
     ],
 )
