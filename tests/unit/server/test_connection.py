@@ -453,8 +453,23 @@ async def test_a_cancel_during_a_large_task_comes_again_after_its_last_chunk(tmp
 
 
 @asynchronous
+async def test_a_clients_reason_is_cut_to_a_line_before_anybody_reads_it(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive()
+        failure = pb.Failure(code=pb.Failure.CODE_ERROR, reason="\x1b[2J\n" + "x" * 3_900_000)
+        result = pb.Envelope(task_id=task.task_id, question=task.question.payload.digest, failure=failure)
+        stream.send(pb.Frame(session=stream.number(), envelope=result))
+        assert await stream.receive_receipt() == ("ACCEPTED", task.task_id)
+        reason = task.outcome.result().reason
+        assert reason.isprintable()
+        assert len(reason) < 1100
+
+
+@asynchronous
 async def test_millions_of_chunks_in_one_frame_are_not_looked_at(tmp_path, monkeypatch):
-    monkeypatch.setattr(connection, "_MAX_PARTS", 3)
+    monkeypatch.setattr(connection, "MAX_PARTS", 3)
     async with office(tmp_path) as desk:
         stream = await desk.connect(0)
         task = desk.post(0)
