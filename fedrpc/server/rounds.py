@@ -296,10 +296,15 @@ class ServerRound:
         *,
         quorum: float | None = None,
         check: Check[Down, Up] | None = None,
+        inspect: Inspect | None = None,
     ) -> AsyncIterator[Reply[Up]]:
-        """Asks everybody at once and yields the answers in cohort order."""
+        """Asks everybody at once and yields the answers in cohort order.
+
+        Args:
+            inspect: For the coordinator's own questions: a check that knows whose answer it is.
+        """
         if not averaged_fields(phase.up):
-            return self._ask(phase, message, quorum=quorum, check=check)
+            return self._ask(phase, message, quorum=quorum, check=check, inspect=inspect)
         self._check_may_see_updates(phase)
         return self._ask_for_updates(phase, message, quorum, check)
 

@@ -197,7 +197,7 @@ def check_finite(name: str, tensors: Tensors) -> None:
         # NaN and infinity always reach the sum, which is quicker by far; a sum that overflows is looked at closely.
         small = tensor.dtype.itemsize < 2  # float8 has no sum
         if (small or not bool(torch.isfinite(tensor.sum()))) and not bool(torch.isfinite(tensor).all()):
-            raise Diverged(f"'{name}' tensor '{path}' has NaN or infinity: the client's training diverged")
+            raise Diverged(f"'{name}' tensor '{path}' has NaN or infinity: training diverged")
 
 
 def decode(cls: type, parts: Sequence[pb.Part], buffers: Sequence[memoryview]) -> Any:
