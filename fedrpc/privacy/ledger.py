@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import WireError
-from fedrpc.privacy.accountant import merge_histories
+from fedrpc.privacy.accountant import LEAST_NOISE, MAX_ENTRIES, merge_histories
 from fedrpc.privacy.mechanisms import Coverage, Guarantee, History
 from fedrpc.wire.kinds import NOT_DATA_DERIVED, Kind
 
 GENESIS = b"\0" * 32
-_MAX_ENTRIES = 64  # in a row's history
+MAX_ROW = 16 << 10  # characters of a row
+BACKLOG_BYTES = 1 << 20  # of new rows that a client may send at a time, whatever it was asked ...
+TASK_BYTES = 64 << 10  # ... and for each task that it gets
 _MAX_ANSWERS = 64  # of a client whose parts are remembered: it has a few tasks at a time
 _LABELS = {kind.label for kind in Kind}
 _ROW: dict[str, Any] = {  # the keys and types that every row has
@@ -112,11 +114,38 @@ def hash_row(previous: bytes, row: str) -> bytes:
     return hashlib.sha256(previous + row.encode()).digest()
 
 
-class PrivacyFile:
-    """The server's copy of every client's chain: privacy.jsonl."""
+@dataclass(frozen=True)
+class Stages:
+    """What the rows of a run can be about.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Args:
+        phases: The phases that have releases.
+        rounds: The number of rounds.
+    """
+
+    phases: frozenset[str]
+    rounds: int
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        """Raises ValueError when a row is about nothing that the run asks."""
+        if row["phase"] not in self.phases:
+            raise ValueError(f"the run has no phase '{row['phase']:.40}'; it has {', '.join(sorted(self.phases))}")
+        if not -1 <= row["round"] <= self.rounds:  # set-up is round -1, and what follows the last has its number
+            raise ValueError(f"the run has {self.rounds} rounds, got a row of round {row['round']}")
+
+
+class PrivacyFile:
+    """The server's copy of every client's chain: privacy.jsonl.
+
+    A client can send rows for as long as it is connected, so what it may send is bounded: by what it is asked.
+
+    Args:
+        stages: What rows can be about; None for anything.
+    """
+
+    def __init__(self, path: Path, stages: Stages | None = None) -> None:
+        self._path, self._stages = path, stages
+        self._allowed: dict[int, int] = {}  # bytes that a client may still send
         self._heads: dict[int, tuple[int, bytes]] = {}
         self._spent: dict[int, History] = {}
         self._answers: dict[int, dict[str, set[str]]] = {}
@@ -143,6 +172,10 @@ class PrivacyFile:
     def get_history(self, client: int) -> History:
         """Returns the composed history of a client's covered releases in the file."""
         return self._spent.get(client, ())
+
+    def expect_rows(self, client: int) -> None:
+        """Notes that a client gets a task, for which it may send rows."""
+        self._allowed[client] = min(BACKLOG_BYTES, self._allowed.get(client, BACKLOG_BYTES) + TASK_BYTES)
 
     def _note_parts(self, client: int, row: Mapping[str, Any]) -> None:
         """Notes which parts of which answer a row is about; of the last few answers, since older ones are done with."""
@@ -179,14 +212,19 @@ class PrivacyFile:
             How many rows of this client the file now has.
 
         Raises:
-            WireError: The rows do not continue the chain, or one is malformed.
+            WireError: The rows do not continue the chain, one is malformed, or they are more than the client may send.
         """
         count, digest = self.get_head(client)
         lines, spent, parsed = [], [self.get_history(client)], []
-        for index, row in enumerate(rows, start=first):
-            if index < count:
-                continue
-            values = _parse_row(row, client)
+        new = [(index, row) for index, row in enumerate(rows, start=first) if index >= count]
+        allowed, size = self._allowed.get(client, BACKLOG_BYTES), sum(len(row) for _, row in new)
+        if size > allowed:
+            raise WireError(
+                f"client {client} sent privacy rows of {size} bytes, expected {allowed} at most: it may send "
+                f"{TASK_BYTES} for each task"
+            )
+        for index, row in new:
+            values = _parse_row(row, client, self._stages)
             if index != count or values["index"] != count or values["previous"] != digest.hex():
                 raise WireError(f"client {client}'s privacy row {index} does not continue the chain at row {count}")
             digest = hash_row(digest, row)
@@ -197,6 +235,7 @@ class PrivacyFile:
         if not parsed:
             return count
         accept(count, digest)
+        self._allowed[client] = allowed - size
         self._file.write("".join(lines))
         self._file.flush()
         self._heads[client] = (count, digest)
@@ -215,8 +254,10 @@ def _serialise(row: Mapping[str, Any]) -> str:
     return json.dumps(row, separators=(",", ":"))
 
 
-def _parse_row(row: str, client: int) -> dict[str, Any]:
+def _parse_row(row: str, client: int, stages: Stages | None) -> dict[str, Any]:
     try:
+        if len(row) > MAX_ROW:
+            raise ValueError(f"it has {len(row)} characters, expected {MAX_ROW} at most")
         values = json.loads(row)
         if not isinstance(values, dict) or values["client"] != client:
             raise ValueError("it is of another client")
@@ -229,11 +270,27 @@ def _parse_row(row: str, client: int) -> dict[str, Any]:
             raise ValueError(f"'parts' is {values['parts']!r:.40}")
         if values["kind"] not in _LABELS:
             raise ValueError(f"there is no kind '{values['kind']:.40}'")
+        if not all(map(str.isprintable, _list_texts(values))):
+            raise ValueError("it has control characters")
+        if stages is not None:
+            stages.check(values)
         if _serialise(values) != row:
             raise ValueError("its hash could not be recomputed from privacy.jsonl")
         return values
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WireError(f"client {client} sent a privacy row that cannot be read: {error}") from None
+
+
+def _list_texts(value: Any) -> Iterator[str]:
+    """All texts in a row, with which reports and logs are written."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for pair in value.items():
+            yield from _list_texts(pair)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _list_texts(item)
 
 
 def check_row(row: Mapping[str, Any], count: int, head: bytes) -> tuple[int, bytes]:
@@ -261,13 +318,13 @@ def check_row(row: Mapping[str, Any], count: int, head: bytes) -> tuple[int, byt
 def read_history(row: Mapping[str, Any]) -> History:
     """Reads a row's history; raises ValueError when it is malformed or out of an accountant's range."""
     found = []
-    if len(row["history"]) > _MAX_ENTRIES:
-        raise ValueError(f"'history' has {len(row['history'])} entries, expected {_MAX_ENTRIES} at most")
+    if len(row["history"]) > MAX_ENTRIES:
+        raise ValueError(f"'history' has {len(row['history'])} entries, expected {MAX_ENTRIES} at most")
     for entry in row["history"]:
         noise, rate, steps = entry
         numbers = all(type(value) in (int, float) for value in (noise, rate)) and type(steps) is int
         # Beyond these limits accountants overflow or never return; no real training comes near them.
-        if not (numbers and (noise == 0 or 1e-3 <= noise <= 1e6) and 1e-6 <= rate <= 1 and 0 <= steps <= 10**9):
+        if not (numbers and (noise == 0 or LEAST_NOISE <= noise <= 1e6) and 1e-6 <= rate <= 1 and 0 <= steps <= 10**9):
             raise ValueError(f"'history' has {entry!r:.60}")
         found.append((float(noise), float(rate), steps))
     return tuple(found)

@@ -290,6 +290,7 @@ class Connection:
         others = pb.Frame(receipt=receipt).SerializeToString() if receipt else b""
         body = task.question.body
         head = serialise_frame(session.number, self._build_envelope(delivery), body, others)
+        self._desk.privacy.expect_rows(task.client)
         rows = attempt.add_first(len(head), body.inline, len(others))
         try:
             await self._write(head)

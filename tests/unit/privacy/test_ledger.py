@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedrpc.errors import WireError
-from fedrpc.privacy.ledger import GENESIS, UNCOVERED, PrivacyFile, Release, hash_row, list_releases
+from fedrpc.privacy.ledger import GENESIS, MAX_ROW, UNCOVERED, PrivacyFile, Release, Stages, hash_row, list_releases
 from fedrpc.privacy.mechanisms import Guarantee
 from fedrpc.privacy.summary import read_rows, summarise
 from fedrpc.wire.codec import encode
@@ -223,3 +224,62 @@ def test_a_guarantee_without_a_cost_counts_as_uncovered(path):
     file.extend(0, 0, [row.to_row(0, GENESIS)])
     file.close()
     assert summarise(read_rows(path), 1e-5)["epsilon"] is None
+
+
+# How much a client may say
+
+
+def rows_of(client: int, count: int, first: int = 0, previous: bytes = GENESIS, **changes: Any) -> list[str]:
+    """Rows that continue a chain, with changes to their values."""
+    rows = []
+    for index in range(first, first + count):
+        where = {"client": client, "round": 0, "phase": "fit", "answer": "00"} | changes
+        rows.append(Release(Kind.WEIGHTS, ("w",), where=where).to_row(index, previous))
+        previous = hash_row(previous, rows[-1])
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"more": "x" * MAX_ROW}, "characters, expected 16384 at most"),
+        ({"more": ["\x1b[2J"]}, "control characters"),
+        ({"more": {"a": {"\r": 1}}}, "control characters"),
+        ({"answer": "\u202e"}, "control characters"),
+        ({"round": 4}, "the run has 3 rounds, got a row of round 4"),
+        ({"round": -2}, "the run has 3 rounds, got a row of round -2"),
+        ({"phase": "gossip"}, "the run has no phase 'gossip'; it has fit"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_rows_that_no_client_of_this_run_writes_are_refused(path, changes, what):
+    file = PrivacyFile(path, Stages(frozenset({"fit"}), 3))
+    with pytest.raises(WireError, match=what):
+        file.extend(1, 0, rows_of(1, 1, **changes))
+    for index, number in enumerate((-1, 0, 3)):
+        file.extend(1, index, rows_of(1, 1, index, file.get_head(1)[1], round=number))
+    file.close()
+    assert len(lines(path)) == 3
+
+
+def test_what_a_client_may_say_grows_with_what_it_is_asked(path):
+    file, size = PrivacyFile(path), 10_000
+
+    def send(count: int) -> None:
+        held, head = file.get_head(1)
+        file.extend(1, held, rows_of(1, count, held, head, more="x" * size))
+
+    with pytest.raises(WireError, match=r"client 1 sent privacy rows of \d+ bytes, expected 1048576 at most"):
+        send(120)
+    assert file.get_head(1) == (0, GENESIS), "all or none"
+    send(100)
+    with pytest.raises(WireError, match="it may send 65536 for each task"):
+        send(5)
+    file.expect_rows(1)
+    send(5)
+    for _ in range(1000):
+        file.expect_rows(1)
+    with pytest.raises(WireError, match="expected 1048576 at most"):
+        send(120)
+    send(100)
+    file.close()
