@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from fedrpc.errors import WireError
-from fedrpc.privacy.ledger import GENESIS, MAX_ROW, UNCOVERED, PrivacyFile, Release, Stages, hash_row, list_releases
+from fedrpc.privacy.ledger import (
+    GENESIS,
+    MAX_NOTIONS,
+    MAX_ROW,
+    UNCOVERED,
+    PrivacyFile,
+    Release,
+    Stages,
+    hash_row,
+    list_releases,
+)
 from fedrpc.privacy.mechanisms import Guarantee
 from fedrpc.privacy.summary import read_rows, summarise
 from fedrpc.wire.codec import encode
@@ -75,6 +85,23 @@ def test_rows_that_the_file_has_are_not_written_again(path):
     file.close()
     assert file.get_head(1) == (4, heads[-1])
     assert [row["index"] for row in lines(path)] == [0, 1, 2, 3]
+
+
+def test_a_row_without_parts_is_accepted_and_charged_by_adjacency(path):
+    file, head = PrivacyFile(path), GENESIS
+    for index, adjacency in enumerate(("zero-out", "replace-one", "zero-out")):
+        cost = Guarantee("dp-sgd", {}, "kept", ((1.0, 0.5, 3),), adjacency)
+        row = Release(Kind.WEIGHTS, (), cost, {"client": 1, "round": 0, "phase": "fit", "answer": ""}).to_row(
+            index, head
+        )
+        assert file.extend(1, index, [row]) == index + 1
+        head = hash_row(head, row)
+    spent = {"zero-out": ((1.0, 0.5, 6),), "replace-one": ((1.0, 0.5, 3),)}
+    assert file.get_histories(1) == spent
+    file.close()
+    again = PrivacyFile(path)
+    assert again.get_histories(1) == spent
+    again.close()
 
 
 def test_every_client_has_a_chain_of_its_own(path):
@@ -260,6 +287,21 @@ def test_rows_that_no_client_of_this_run_writes_are_refused(path, changes, what)
         file.extend(1, index, rows_of(1, 1, index, file.get_head(1)[1], round=number))
     file.close()
     assert len(lines(path)) == 3
+
+
+def test_a_client_spends_under_few_notions_of_neighbours(path):
+    file = PrivacyFile(path)
+    for number in range(MAX_NOTIONS + 1):
+        promise = Guarantee("gaussian", {}, "a theorem", ((1.0, 1.0, 1),), f"notion {number}")
+        held, head = file.get_head(1)
+        where = {"client": 1, "round": 0, "phase": "fit", "answer": "00"}
+        row = Release(Kind.WEIGHTS, ("w",), promise, where).to_row(held, head)
+        if number < MAX_NOTIONS:
+            file.extend(1, held, [row])
+            continue
+        with pytest.raises(WireError, match="about 9 notions of neighbours, expected 8 at most"):
+            file.extend(1, held, [row])
+    file.close()
 
 
 def test_what_a_client_may_say_grows_with_what_it_is_asked(path):
