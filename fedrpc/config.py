@@ -85,7 +85,9 @@ class LimitsConfig(_Frozen):
     max_message_bytes: int | None = Field(
         None, gt=0, description="the largest message; by default 8 GiB, or of an answer what can be expected"
     )
-    update_norm: float = Field(100.0, ge=1, description="an update's largest norm, in medians of the cohort's norms")
+    update_norm: float = Field(
+        100.0, ge=1, allow_inf_nan=False, description="an update's largest norm, in medians of the cohort's norms"
+    )
 
     @property
     def most_bytes(self) -> int:

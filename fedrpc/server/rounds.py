@@ -79,7 +79,13 @@ class ServerContext:
 
     def expect(self, phase: Phase[Any, Any]) -> Expectation:
         """What the answers to a question can look like."""
-        return Expectation(phase, self._largest_data_bytes, self.problem.config.limits.max_message_bytes)
+        config = self.problem.config
+        return Expectation(
+            phase,
+            epochs=config.train.epochs,
+            data_bytes=self._largest_data_bytes,
+            max_bytes=config.limits.max_message_bytes,
+        )
 
     @cached_property
     def _largest_data_bytes(self) -> int:

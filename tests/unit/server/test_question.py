@@ -124,6 +124,9 @@ def test_the_size_of_an_answer_is_bounded_by_what_it_can_be_made_from():
     check(announce(1 << 20))
     with pytest.raises(WireError, match=r"of 2000000000 bytes is over the limit of .*set limits.max_message_bytes"):
         check(announce(2 * 10**9))
+    with pytest.raises(WireError, match="'losses' should have a value for each of 5 epochs, got 1000 bytes"):
+        check(announce(1000), epochs=5)
+    check(announce(40), epochs=5)
     check(announce(2 * 10**9), data_bytes=10**9)
     check(announce(2 * 10**9), max_bytes=2 * 10**9)
     with pytest.raises(WireError, match="of 1000 bytes is over the limit of 999"):
