@@ -74,7 +74,7 @@ class Problem:
             train=config.train,
             model=self.copy_network,
             build=lambda purpose, make: self._build_network(make, f"init-{purpose}"),
-            num_examples=lambda: [sum(row) for row in self.class_counts],
+            num_examples=lambda: self.num_examples,
             bounds=self.dataset.bounds(config.normalise),
         )
         self.method.check(self.env)
@@ -183,6 +183,11 @@ class Problem:
             np.bincount(y[self.split_client_indices(client)[0]], minlength=self.dataset.num_classes).tolist()
             for client in range(self.config.clients)
         ]
+
+    @cached_property
+    def num_examples(self) -> list[int]:
+        """Each client's number of training examples."""
+        return [sum(row) for row in self.class_counts]
 
     def load_client_data(self, client: int) -> ClientData:
         """One client's own data."""

@@ -122,6 +122,13 @@ class Method(Answering, Generic[State, P]):
         """The weights that evaluation and model.safetensors use."""
         raise NotImplementedError
 
+    def count_most_examples(self, env: Env[P], client: ClientId) -> int:
+        """The most examples that a client can train on; the fields marked `counts_examples` are held to it.
+
+        A method that gives clients further examples, or has them make some, adds these.
+        """
+        return env.num_examples()[client]
+
     def cost(self, shapes: Shapes[P]) -> Cost:
         """Tensor bytes by kind and direction, in closed form, for the whole run."""
         raise NotImplementedError

@@ -29,6 +29,7 @@ OUTSIDE = Path(__file__).parent / "outside"
 ENTRY_POINTS = """[fedrpc.methods]
 gated = outside:Gated
 held = outside:Held
+loaded = outside:Loaded
 echo = outside:Echo
 timed-echo = outside:TimedEcho
 nudged = outside:Nudged

@@ -72,6 +72,7 @@ from fedrpc.methods.feddpms.privacy import NAMED, build_mechanism, list_reported
 from fedrpc.methods.feddpms.server import run_preliminary_round, run_secondary_round
 from fedrpc.methods.method import (
     ClientContext,
+    ClientId,
     Cost,
     Env,
     Method,
@@ -127,6 +128,10 @@ class FedDpms(Method[State, FedDpmsParams]):
     def init(self, env: Env[FedDpmsParams]) -> State:
         """The network's initial weights."""
         return State(read_tensors(env.model()), None, {}, {}, {}, [], [])
+
+    def count_most_examples(self, env: Env[FedDpmsParams], client: ClientId) -> int:
+        """The client's own examples, and one for each mean that it receives."""
+        return env.num_examples()[client] + env.params.alpha * env.params.n
 
     # The server half
 

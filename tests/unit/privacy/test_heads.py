@@ -65,7 +65,7 @@ class Run:
     def answer(self, chain: Chain) -> None:
         """Two rows of one answer, signed once."""
         for kind in (Kind.WEIGHTS, Kind.SCALARS):
-            where = {"client": chain.client, "round": len(chain.rows) // 2, "phase": "fit", "answer": "00"}
+            where = {"client": chain.client, "round": len(chain.rows) // 2, "phase": "fit", "task": "t", "answer": "00"}
             chain.append(Release(kind, (kind.label,), where=where).to_row(len(chain.rows), chain.head))
         sent = chain.sign()
         self.rows.extend(
