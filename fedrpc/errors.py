@@ -10,7 +10,8 @@ FedrpcError                      1
 ├── Taken                       75  another live client has this id (EX_TEMPFAIL): retry when it has ended
 ├── WireError                   76  bytes that break the wire contract (EX_PROTOCOL)
 ├── MethodFailed                70  the method's own code failed (EX_SOFTWARE): no retry helps until it is corrected
-│   └── Diverged                70  an answer has NaN or infinity: the client's training diverged
+│   ├── AnswerRefused           70  an answer is not what its phase says, or its check refused it: it stays so
+│   └── Diverged                70  an answer, or the state after a round, has NaN or infinity: training diverged
 ├── Abstained                    1  a client chose not to answer (its privacy budget is spent)
 └── Cancelled                    1  the server withdrew the task that was being answered
 """
@@ -94,8 +95,12 @@ class MethodFailed(FedrpcError):
         self.clients = clients
 
 
+class AnswerRefused(MethodFailed):
+    """An answer is not what its phase says, or a check refused it: the client would send the same again."""
+
+
 class Diverged(MethodFailed):
-    """An answer has NaN or infinity: the client's training diverged."""
+    """An answer, or the state after a round, has NaN or infinity: training diverged."""
 
 
 class Abstained(FedrpcError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedrpc.errors import Diverged, FedrpcError, MethodFailed, QuorumError
+from fedrpc.errors import AnswerRefused, Diverged, FedrpcError, MethodFailed, QuorumError
 from fedrpc.server.mailbox import Missing
 
 _MAX_REASONS = 3  # in one message
@@ -46,9 +46,11 @@ def build_quorum_error(
     what = f"{where}: {answered} of {num_asked} clients answered, the quorum is {needed} ({'; '.join(reasons)})"
     if not lasts:
         return QuorumError(f"{what}; run the same command again to go on from here")
-    clients = list(failed)
-    if all(why.failed is Diverged for why in failed.values()):
+    kinds, clients = {why.failed for why in failed.values()}, [c for c in failed if failed[c].failed != AnswerRefused]
+    if kinds == {Diverged}:
         rate = f"lower train.lr, which is {learning_rate:g}, and choose another --out"
         return Diverged(f"{what}; {rate}; more is in the log of client {clients[0]}", clients)
+    if not clients:  # their answers are kept, here and there, and would be taken again
+        return AnswerRefused(f"{what}; correct the method, and choose another --out")
     remedy = "correct the method, then run the same command again to go on from here"
     return MethodFailed(f"{what}; {remedy}; the traceback is in the log of client {clients[0]}", clients)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from fedrpc.errors import Diverged, MethodFailed, QuorumError
+from fedrpc.errors import AnswerRefused, Diverged, MethodFailed, QuorumError
 from fedrpc.server.mailbox import Missing
 from fedrpc.server.quorum import build_quorum_error, group_by_reason, name_clients
 
 LATE, AWAY = Missing("no answer within 2 s", hung=True), Missing("not connected for 60 s")
 MISTAKE = Missing("KeyError: 'x', at mine.py:3", failed=MethodFailed)
 INFINITE = Missing("'weights' has NaN", failed=Diverged)
+REFUSED = Missing("ValueError: no", failed=AnswerRefused)
 ABSTAINED = Missing("the budget is spent", abstained=True)
 
 
@@ -43,12 +44,19 @@ def test_training_that_diverged_needs_another_rate():
     assert "same command" not in text
 
 
+def test_refused_answers_are_kept_and_have_no_traceback():
+    kind, text = build(4, REFUSED)
+    assert kind is AnswerRefused
+    assert text.endswith("(client 0: ValueError: no); correct the method, and choose another --out")
+
+
 @pytest.mark.parametrize(
     ("needed", "missing", "kind"),
     [
         (3, [MISTAKE, LATE], QuorumError),  # two answered, and the late one may be in time
         (4, [MISTAKE, LATE], MethodFailed),
         (4, [MISTAKE, INFINITE], MethodFailed),
+        (4, [REFUSED, INFINITE], MethodFailed),
         (3, [ABSTAINED, MISTAKE], MethodFailed),
         (3, [ABSTAINED, LATE], QuorumError),
     ],
