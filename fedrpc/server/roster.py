@@ -57,6 +57,7 @@ class Session:
         number: Names the session in frames.
         last_seen: When its stream was last open, or when it joined.
         link: Its open stream.
+        renews: Whether it ends the client's absence: it has a stream, or is the first since the client had one.
     """
 
     number: int
@@ -64,6 +65,7 @@ class Session:
     instance: str
     last_seen: float
     link: Link | None = None
+    renews: bool = True
 
     def is_alive(self, now: float, grace_s: float) -> bool:
         """Whether the client has a stream, or had one within the last `grace_s` seconds."""
@@ -84,6 +86,7 @@ class Roster:
         self._joined: dict[bytes, list[Session]] = {}  # by token, until a stream takes them
         self._without_link: dict[Session, None] = {}
         self._gone_since: dict[int, float] = {}
+        self._unlinked: set[int] = set()  # who has joined since it last had a stream
         self._joins: Counter[int] = Counter()
         self._opened = time.monotonic()
         self._num_opened = 0
@@ -121,7 +124,8 @@ class Roster:
     def _open(self, client: int, instance: str, now: float) -> Session:
         self._num_opened += 1
         self._joins[client] += 1
-        session = Session(self._num_opened, client, instance, now)
+        session = Session(self._num_opened, client, instance, now, renews=client not in self._unlinked)
+        self._unlinked.add(client)
         self._by_client[client] = session
         self._without_link[session] = None
         return session
@@ -132,7 +136,8 @@ class Roster:
             raise UnknownSession("unknown token; join again")
         sessions = [session for session in self._joined.pop(token) if self.get(session.client) is session]
         for session in sessions:
-            session.link = link
+            session.link, session.renews = link, True
+            self._unlinked.discard(session.client)
             self._without_link.pop(session, None)
         return sessions
 
@@ -151,7 +156,8 @@ class Roster:
         self._without_link.pop(session, None)
         if self._by_client.get(session.client) is session:
             del self._by_client[session.client]
-            self._gone_since[session.client] = time.monotonic()
+            if session.renews:
+                self._gone_since[session.client] = time.monotonic()
 
     def find_lost(self) -> list[Session]:
         """Lists the sessions that are no longer alive; forgets tokens that nobody used."""
@@ -161,8 +167,12 @@ class Roster:
         return [session for session in self._without_link if not session.is_alive(now, self._grace_s)]
 
     def measure_absence(self, client: int) -> float:
-        """Returns the seconds since a client left (not since a task: many tasks for a dead client wait only once)."""
-        if client in self._by_client:
+        """Returns the seconds since a client left (not since a task: many tasks for a dead client wait only once).
+
+        A client that joins again and again, but never opens its stream, stays absent.
+        """
+        session = self._by_client.get(client)
+        if session and session.renews:
             return 0.0
         return time.monotonic() - self._gone_since.get(client, self._opened)
 
