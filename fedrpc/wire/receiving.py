@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from concurrent.futures import Executor
 
 from fedrpc.errors import WireError
@@ -29,7 +28,6 @@ class Receiver:
         self._job: asyncio.Future[None] | None = None
         self._abandoned = False
         self._missing = sum(part.size for part in assembler.envelope.parts)
-        self.moved_at = time.monotonic()  # when the last chunk came
 
     @property
     def is_complete(self) -> bool:
@@ -38,7 +36,6 @@ class Receiver:
 
     def count(self, part: int, data: memoryview, serialised_bytes: int) -> None:
         """Counts a chunk that arrived in a frame of its own."""
-        self.moved_at = time.monotonic()
         kind, tensor_bytes = classify_chunk(part, data.nbytes, self._assembler.envelope)
         self.attempt.add(kind, serialised_bytes, tensor_bytes)
 
