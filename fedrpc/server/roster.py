@@ -102,15 +102,8 @@ class Roster:
             OutOfRange: The run has no such client.
             IdTaken: Another live process runs this client.
         """
+        self.check_join(members)
         now = time.monotonic()
-        if len(dict(members)) < len(members):
-            raise WireError("a Join names a client twice")
-        for client, instance in members:
-            if client >= self._num_clients:
-                raise OutOfRange(f"client id {client} is out of range: the run has 0 to {self._num_clients - 1}")
-            old = self._by_client.get(client)
-            if old and old.instance != instance and old.is_alive(now, self._grace_s):
-                raise IdTaken(f"client id {client} is used by another live client; stop that one or choose another id")
         replaced = [self._by_client[client] for client, _ in members if client in self._by_client]
         for old in replaced:
             self.close(old)
@@ -120,6 +113,18 @@ class Roster:
         self._joined[token] = sessions
         self._changed.set()
         return token, sessions, replaced
+
+    def check_join(self, members: Sequence[tuple[int, str]]) -> None:
+        """Raises what `join` would raise."""
+        now = time.monotonic()
+        if len(dict(members)) < len(members):
+            raise WireError("a Join names a client twice")
+        for client, instance in members:
+            if client >= self._num_clients:
+                raise OutOfRange(f"client id {client} is out of range: the run has 0 to {self._num_clients - 1}")
+            old = self._by_client.get(client)
+            if old and old.instance != instance and old.is_alive(now, self._grace_s):
+                raise IdTaken(f"client id {client} is used by another live client; stop that one or choose another id")
 
     def _open(self, client: int, instance: str, now: float) -> Session:
         self._num_opened += 1

@@ -34,6 +34,7 @@ from fedrpc.server.mailbox import Mailbox
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import Progress, ServerContext
 from fedrpc.server.selection import select_cohort
+from fedrpc.server.sockets import Sockets, reserve_files
 from fedrpc.server.spool import Spool
 from fedrpc.tls.credentials import ServerTls
 from fedrpc.wire.ledger import LedgerFile
@@ -163,7 +164,15 @@ async def _run_server(
     stack: contextlib.AsyncExitStack,
 ) -> dict[str, Any]:
     config, out = problem.config, options.out
-    grpc_server = GrpcServer(options.listen, options.tls, options.insecure, health)
+    max_connections = reserve_files(config.clients)
+    grpc_server = GrpcServer(
+        options.listen,
+        options.tls,
+        options.insecure,
+        health,
+        num_clients=config.clients,
+        max_connections=max_connections,
+    )
     work, io = ThreadPoolExecutor(1, "work"), ThreadPoolExecutor(2, "io")
     for pool in (work, io):
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
@@ -187,7 +196,8 @@ async def _run_server(
     coordinator = Coordinator(context, roster, out, book, meter)
     bound = options.tls is not None and options.tls.client_ca is not None
     name = options.client_name if bound else None
-    servicer = Servicer(context, roster, coordinator, book, privacy, heads, client_name=name)
+    sockets = Sockets(meter, max_connections)
+    servicer = Servicer(context, roster, coordinator, book, privacy, heads, sockets, client_name=name)
     if options.metrics_listen:
         from fedrpc.server.monitoring import RunMetrics, serve_metrics  # here, since other servers need no Prometheus
 
@@ -208,7 +218,7 @@ async def _run_server(
         await asyncio.to_thread(options.when_over)
         if options.linger:
             log.get("server").info("lingering", until="a signal")
-            await asyncio.Event().wait()
+            await _watch(mailbox, meter, servicer)
         return result
     finally:
         servicer.end()
@@ -243,6 +253,7 @@ async def _watch(mailbox: Mailbox, meter: Meter, servicer: Servicer) -> None:
         mailbox.reap()
         if tick % 5 == 0:
             meter.read()
+            servicer.check_sockets()
 
 
 async def _wait_for_farewells(roster: Roster) -> None:
