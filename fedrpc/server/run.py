@@ -165,14 +165,8 @@ async def _run_server(
 ) -> dict[str, Any]:
     config, out = problem.config, options.out
     max_connections = reserve_files(config.clients)
-    grpc_server = GrpcServer(
-        options.listen,
-        options.tls,
-        options.insecure,
-        health,
-        num_clients=config.clients,
-        max_connections=max_connections,
-    )
+    crowd = {"num_clients": config.clients, "max_connections": max_connections}
+    grpc_server = GrpcServer(options.listen, options.tls, options.insecure, health, **crowd)
     work, io = ThreadPoolExecutor(1, "work"), ThreadPoolExecutor(2, "io")
     for pool in (work, io):
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
@@ -212,10 +206,7 @@ async def _run_server(
         coordinator.round = config.rounds
         mailbox.finish("the run is complete")
         await _wait_for_farewells(roster)
-        shutil.rmtree(out / "spool", ignore_errors=True)
-        computing_s = await asyncio.get_running_loop().run_in_executor(work, time.thread_time)
-        log.get("server").info("cpu", total_s=time.process_time(), computing_s=computing_s)
-        await asyncio.to_thread(options.when_over)
+        await _close_run(options, work)
         if options.linger:
             log.get("server").info("lingering", until="a signal")
             await _watch(mailbox, meter, servicer)
@@ -223,6 +214,14 @@ async def _run_server(
     finally:
         servicer.end()
         await grpc_server.stop(0.5)
+
+
+async def _close_run(options: ServerOptions, work: ThreadPoolExecutor) -> None:
+    """Removes what only an open run needs, and says that it is over."""
+    shutil.rmtree(options.out / "spool", ignore_errors=True)
+    computing_s = await asyncio.get_running_loop().run_in_executor(work, time.thread_time)
+    log.get("server").info("cpu", total_s=time.process_time(), computing_s=computing_s)
+    await asyncio.to_thread(options.when_over)
 
 
 def _notify(listeners: Iterable[Progress], name: str, values: dict[str, Any]) -> None:
