@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import resource
-import select
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.e2e.crowd import PREFACE, Crowd
 from tests.e2e.programs import NUM_CLIENTS, Gates, Program, Programs, settings, wait_for
 from tests.e2e.rawclient import SERVICE, RawClient
 from tests.e2e.rundir import RunDir
@@ -25,47 +23,8 @@ pytestmark = [
 ]
 
 NUM_FILES = 256
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and empty settings
 GONE_S = 30.0
 PATIENCE_S = 60.0  # on a busy machine
-
-
-class Crowd:
-    """Raw connections to a server."""
-
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._address = (host, int(port))
-        self.sockets: list[socket.socket] = []
-
-    def add(self, number: int, said: bytes = b"") -> None:
-        """Opens so many connections that begin with the same bytes."""
-        for _ in range(number):
-            with contextlib.suppress(OSError):  # one that is over the limit is closed at once
-                peer = socket.create_connection(self._address, timeout=10)
-                self.sockets.append(peer)
-                peer.sendall(said)
-
-    def drip(self, data: bytes = b"\0") -> None:
-        """Sends a byte over each."""
-        for peer in self.sockets:
-            with contextlib.suppress(OSError):
-                peer.send(data)
-
-    def count_open(self) -> int:
-        """Counts those that the server has not closed."""
-        return sum(_is_open(peer) for peer in self.sockets)
-
-
-def _is_open(peer: socket.socket) -> bool:
-    """Reads what has come; a connection is closed when its end has come."""
-    try:
-        while select.select([peer], [], [], 0)[0]:
-            if not peer.recv(65536):
-                return False
-    except OSError:
-        return False
-    return True
 
 
 @pytest.fixture
@@ -78,8 +37,7 @@ def crowd() -> Iterator[Callable[[str], Crowd]]:
 
     yield gather
     for each in crowds:
-        for peer in each.sockets:
-            peer.close()
+        each.close()
 
 
 def start_server(programs: Programs, out: Path, gates: Gates, **changes: object) -> Program:
