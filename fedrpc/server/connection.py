@@ -20,7 +20,7 @@ from fedrpc.errors import Unavailable, WireError
 from fedrpc.privacy.heads import HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.server.mailbox import Delivery, Mailbox, Task
-from fedrpc.server.pace import LEAST_BYTES_S, PATIENCE_S, PERMIT_BYTES_S, Pace, Permit
+from fedrpc.server.pace import PATIENCE_S, PERMIT_BYTES_S, Pace, Permit
 from fedrpc.server.roster import Roster, Session, UnknownSession
 from fedrpc.server.rounds import ServerContext
 from fedrpc.server.upload import Upload
@@ -46,6 +46,7 @@ from fedrpc.wire.ledger import (
     list_inline,
     merge,
 )
+from fedrpc.wire.receiving import LEAST_BYTES_S
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 _RECEIPT_S = 0.01  # how long a receipt waits for a task with which it can travel

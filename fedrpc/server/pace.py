@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-# What the slowest link that people still use gives, GPRS with one time slot: 8 to 20 kbit/s. A client that is slower
-# than this for `limits.transfer_idle_s` is not there, or does it on purpose.
-LEAST_BYTES_S = 1000
 # A transfer that is slower than this takes so little of the server's link and memory that it need not hold up others
 # who wait for a permit: of 4 permits, 4 phones would otherwise have all.
 PERMIT_BYTES_S = 64 << 10

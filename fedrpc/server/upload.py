@@ -12,12 +12,12 @@ from typing import BinaryIO
 
 from fedrpc.errors import WireError
 from fedrpc.server.mailbox import Task
-from fedrpc.server.pace import LEAST_BYTES_S, PATIENCE_S, PERMIT_BYTES_S, Pace, Permit
+from fedrpc.server.pace import PATIENCE_S, PERMIT_BYTES_S, Pace, Permit
 from fedrpc.server.roster import Session
 from fedrpc.server.spool import Spool
 from fedrpc.wire.frames import Assembler
 from fedrpc.wire.ledger import Attempt, Rows, classify_chunk, merge
-from fedrpc.wire.receiving import Receiver
+from fedrpc.wire.receiving import LEAST_BYTES_S, Receiver
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 

@@ -10,6 +10,9 @@ from fedrpc.errors import WireError
 from fedrpc.wire.frames import Assembler
 from fedrpc.wire.ledger import Attempt, classify_chunk
 
+# What the slowest link that people still use gives, GPRS with one time slot: 8 to 20 kbit/s. Who is slower than this
+# for `limits.transfer_idle_s` is not there, or does it on purpose.
+LEAST_BYTES_S = 1000
 _MAX_WAITING = 4  # chunks that wait while others are hashed; more would only take memory
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from fedrpc.errors import Unavailable
 from fedrpc.server.mailbox import Task
-from fedrpc.server.pace import LEAST_BYTES_S, Pace, Permit
+from fedrpc.server.pace import Pace, Permit
+from fedrpc.wire.receiving import LEAST_BYTES_S
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.fakes import asynchronous
 from tests.unit.server.clock import Clock
@@ -53,6 +54,7 @@ async def drip(stream: ClientEnd, clock: Clock, seconds: int) -> None:
         before = len(stream.was_read)
         stream.send(pb.Frame(chunks=[pb.Chunk(part=0, data=b"\0")]))
         await until(lambda before=before: len(stream.was_read) > before or stream.running.done())
+        await until(lambda: stream.connection._is_reading or stream.running.done())
         pass_time(clock, 1, stream)
 
 
@@ -98,6 +100,7 @@ async def test_four_uploads_at_a_byte_a_second_end_with_their_deadline(tmp_path,
             for stream in streams[:4]:
                 stream.send(pb.Frame(chunks=[pb.Chunk(part=0, data=b"\0")]))
             await linger()
+            await until(lambda: all(stream.connection._is_reading for stream in streams))
             pass_time(clock, 1, *streams)
             desk.mailbox.reap()
             if second == 7:
