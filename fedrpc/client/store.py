@@ -11,6 +11,7 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,9 +19,9 @@ from fedrpc import log
 from fedrpc.client.byte_ledger import ByteLedger
 from fedrpc.errors import Refused, WireError
 from fedrpc.files import sync, write_atomically, write_durably
-from fedrpc.privacy.accountant import compute_epsilon, merge_histories
-from fedrpc.privacy.ledger import GENESIS, Release, hash_row, read_history
-from fedrpc.privacy.mechanisms import History
+from fedrpc.privacy.accountant import choose_larger, compute_epsilon
+from fedrpc.privacy.ledger import GENESIS, TAKEN_OVER, Release, hash_row, parse_history, read_histories
+from fedrpc.privacy.mechanisms import Histories, History, add_histories
 from fedrpc.wire import stored
 from fedrpc.wire.codec import Payload
 from fedrpc.wire.envelope import Envelope
@@ -34,6 +35,7 @@ _SMALL_BYTES = 32 << 10  # an answer up to this goes into the database
 _LARGE_BYTES = 256 << 10  # a larger value gets a file: SQLite would write it twice and checksum every page
 _MAX_ROWS_BYTES = 1 << 20
 _DELTA = 1e-5  # for comparing two histories; any value would do
+_ADOPTED = "adopted"  # the key of what the server said of a chain, in place of the row that its head belongs to
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER);
@@ -223,11 +225,20 @@ class ClientStore:
         """Appends rows to the chain; returns the index of the first, and the rows."""
         first, head = self._get_head()
         rows: list[str] = []
+        # The signature of this row is one of all before it. Rows of which this client knows only what the server said
+        # are not vouched for: a server could claim a longer chain and put others in the place of the client's own.
+        said = {TAKEN_OVER: first} if self._is_adopted(first - 1) else {}
         for count, release in enumerate(released, start=first):
+            if said and count == first:
+                release = replace(release, where={**release.where, **said})
             rows.append(release.to_row(count, head))
             head = hash_row(head, rows[-1])
             self._db.execute("INSERT INTO privacy VALUES (?, ?, ?)", (count, rows[-1], head))
         return first, rows
+
+    def _is_adopted(self, index: int) -> bool:
+        found = self._db.execute("SELECT row FROM privacy WHERE number = ?", (index,)).fetchone()
+        return bool(found) and _ADOPTED in json.loads(found[0])
 
     def _get_head(self) -> tuple[int, bytes]:
         row = self._db.execute("SELECT number, hash FROM privacy ORDER BY number DESC LIMIT 1").fetchone()
@@ -288,19 +299,36 @@ class ClientStore:
         with self._lock:
             return self._get_head()[0]
 
-    def get_history(self) -> History:
-        """Returns the history of all covered releases, including undone ones, since the server may have seen them."""
-        with self._lock:
-            rows = self._db.execute("SELECT row FROM privacy ORDER BY number").fetchall()
-        return merge_histories(read_history(json.loads(row)) for (row,) in rows)
+    def get_histories(self) -> dict[str, History]:
+        """Returns what all covered releases spent, by adjacency.
 
-    def adopt_chain(self, count: int, head: bytes, history: History) -> bool:
+        Undone ones count, since the server may have seen them. Where the server's chain was adopted, the larger counts
+        of what it said and what was spent here before.
+        """
+        with self._lock:
+            return self._compose()
+
+    def _compose(self) -> dict[str, History]:
+        spent: dict[str, History] = {}
+        since: list[Histories] = []  # the last adoption; added up at once, since a long run has many rows
+        for (text,) in self._db.execute("SELECT row FROM privacy ORDER BY number"):
+            row = json.loads(text)
+            if _ADOPTED in row:
+                said = {adjacency: parse_history(entries) for adjacency, entries in row[_ADOPTED].items()}
+                spent, since = choose_larger(add_histories([spent, *since]), said), []
+            else:
+                since.append(read_histories(row))
+        return add_histories([spent, *since])
+
+    def adopt_chain(self, count: int, head: bytes, spent: Histories) -> bool:
         """Adopts the server's copy of the chain when it is longer than ours (the store was lost).
+
+        Our own rows stay, and the larger of the two counts is charged.
 
         Args:
             count: How many rows the server holds.
             head: The hash of the last of them.
-            history: The history of all of them.
+            spent: What all of them spent, by adjacency.
 
         Returns:
             Whether it was adopted.
@@ -308,18 +336,13 @@ class ClientStore:
         Raises:
             Refused: The server's copy is of another chain than ours.
         """
-        ours = self.get_history()
         with self._lock, self._db:
             self._db.execute("BEGIN IMMEDIATE")
             if count > self._get_head()[0]:
-                if compute_epsilon(history, _DELTA) < compute_epsilon(ours, _DELTA):
-                    raise Refused(
-                        "the server has more privacy rows than this client, but they spent less: one of the two was "
-                        "changed; start both with the folders of the same run"
-                    )
-                row = json.dumps({"history": history})
-                self._db.execute("DELETE FROM privacy")
+                before = self._compose()
+                row = json.dumps({_ADOPTED: spent})
                 self._db.execute("INSERT INTO privacy VALUES (?, ?, ?)", (count - 1, row, head))
+                self._warn_if_less(before, spent)
                 return True
             known = self._db.execute("SELECT hash FROM privacy WHERE number = ?", (count - 1,)).fetchone()
         if known and known[0] != head:
@@ -328,6 +351,18 @@ class ClientStore:
                 "changed; start both with the folders of the same run"
             )
         return False
+
+    def _warn_if_less(self, before: Histories, spent: Histories) -> None:
+        for adjacency, history in before.items():
+            ours, theirs = (compute_epsilon(found, _DELTA) for found in (history, spent.get(adjacency, ())))
+            if theirs < ours:
+                log.get("store").warning(
+                    "server_says_less_was_spent",
+                    adjacency=adjacency,
+                    server_epsilon=theirs,
+                    client_epsilon=ours,
+                    charged="what this client has recorded",
+                )
 
     def book(self, rows: Rows) -> None:
         """Adds rows to the client's ledger of bytes."""

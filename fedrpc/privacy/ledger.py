@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedrpc.errors import WireError
-from fedrpc.privacy.accountant import merge_histories
-from fedrpc.privacy.mechanisms import Coverage, Guarantee, History
+from fedrpc.errors import ConfigError, WireError
+from fedrpc.privacy.mechanisms import LEAST_NOISE, MAX_ENTRIES, Coverage, Guarantee, History, add_histories
 from fedrpc.wire.kinds import NOT_DATA_DERIVED, Kind
 
 GENESIS = b"\0" * 32
-_MAX_ENTRIES = 64  # in a row's history
+TAKEN_OVER = "taken_over"  # in a client's first row after rows that it did not keep: how many of them there are
+MAX_ROW = 16 << 10  # characters of a row
+MAX_NOTIONS = 8  # of neighbours, under which a client spends: each has a history of its own
+BACKLOG_BYTES = 1 << 20  # of new rows that a client may send at a time, whatever it was asked ...
+TASK_BYTES = 64 << 10  # ... and for each task that it gets
 _MAX_ANSWERS = 64  # of a client whose parts are remembered: it has a few tasks at a time
 _LABELS = {kind.label for kind in Kind}
 _ROW: dict[str, Any] = {  # the keys and types that every row has
@@ -23,6 +26,7 @@ _ROW: dict[str, Any] = {  # the keys and types that every row has
     "previous": str,
     "round": int,
     "phase": str,
+    "task": str,
     "answer": str,
     "kind": str,
     "parts": list,
@@ -66,7 +70,11 @@ class Release:
 
 
 def list_releases(
-    kinds: Mapping[str, Kind], guarantees: Mapping[str, Guarantee], where: Mapping[str, Any], noise: str = "seeded"
+    kinds: Mapping[str, Kind],
+    guarantees: Mapping[str, Guarantee],
+    where: Mapping[str, Any],
+    noise: str = "seeded",
+    trained: Guarantee | None = None,
 ) -> list[Release]:
     """Lists the releases in an answer: one for each guarantee and kind; uncovered parts of a kind are one release.
 
@@ -75,6 +83,11 @@ def list_releases(
         guarantees: By part name. A guarantee that several parts share is charged once.
         where: The client, round, phase, step, task and the answer's digest, for the rows.
         noise: The source of the run's noise: "seeded" or "secret".
+        trained: The guarantee of the answer's private trainings. If no part is released under it, they are charged by
+            themselves: what they made may stay in the client's store, and leave later.
+
+    Raises:
+        ConfigError: A guarantee has a longer history than a row may have.
     """
     found: dict[tuple[int, Kind], Release] = {}
     if unknown := set(guarantees) - set(kinds):
@@ -95,7 +108,17 @@ def list_releases(
             if is_charged:
                 guarantee = _charge_elsewhere(guarantee)
         found[key] = Release(kind, (part,), guarantee, where)
-    return list(found.values())
+    releases = list(found.values())
+    if trained and trained.history and id(trained) not in charged:
+        releases.append(Release(Kind.WEIGHTS, (), _add_noise_source(_charge_as_kept(trained), noise), where))
+    for release in releases:
+        if len(release.guarantee.history) > MAX_ENTRIES:
+            raise ConfigError(
+                f"phase '{where.get('phase')}' trained with {len(release.guarantee.history)} different sampling rates "
+                f"or noise multipliers in one answer, expected {MAX_ENTRIES} at most, as a privacy row holds; "
+                "train on fewer parts of the data, or in several phases"
+            )
+    return releases
 
 
 def _add_noise_source(guarantee: Guarantee, noise: str) -> Guarantee:
@@ -107,19 +130,51 @@ def _charge_elsewhere(guarantee: Guarantee) -> Guarantee:
     return replace(guarantee, parameters=parameters, history=(), coverage=Coverage.CHARGED_ELSEWHERE)
 
 
+def _charge_as_kept(trained: Guarantee) -> Guarantee:
+    about = f"{trained.about}; kept at the client, and charged when it was trained"
+    return replace(trained, about=about, coverage=Coverage.COVERED)
+
+
 def hash_row(previous: bytes, row: str) -> bytes:
     """Computes the chain's hash after a row."""
     return hashlib.sha256(previous + row.encode()).digest()
 
 
-class PrivacyFile:
-    """The server's copy of every client's chain: privacy.jsonl."""
+@dataclass(frozen=True)
+class Stages:
+    """What the rows of a run can be about.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Args:
+        phases: The phases that have releases.
+        rounds: The number of rounds.
+    """
+
+    phases: frozenset[str]
+    rounds: int
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        """Raises ValueError when a row is about nothing that the run asks."""
+        if row["phase"] not in self.phases:
+            raise ValueError(f"the run has no phase '{row['phase']:.40}'; it has {', '.join(sorted(self.phases))}")
+        if not -1 <= row["round"] <= self.rounds:  # set-up is round -1, and what follows the last has its number
+            raise ValueError(f"the run has {self.rounds} rounds, got a row of round {row['round']}")
+
+
+class PrivacyFile:
+    """The server's copy of every client's chain: privacy.jsonl.
+
+    A client can send rows for as long as it is connected, so what it may send is bounded: by what it is asked.
+
+    Args:
+        stages: What rows can be about; None for anything.
+    """
+
+    def __init__(self, path: Path, stages: Stages | None = None) -> None:
+        self._path, self._stages = path, stages
+        self._allowed: dict[int, int] = {}  # bytes that a client may still send
         self._heads: dict[int, tuple[int, bytes]] = {}
-        self._spent: dict[int, History] = {}
-        self._answers: dict[int, dict[str, set[str]]] = {}
+        self._spent: dict[int, dict[str, History]] = {}  # by client and adjacency
+        self._answers: dict[int, dict[tuple[str, str], set[str]]] = {}
         whole = 0
         if path.exists():
             with path.open("rb") as file:
@@ -130,7 +185,7 @@ class PrivacyFile:
                     row = json.loads(line)
                     client, digest = row["client"], bytes.fromhex(row["hash"])
                     self._heads[client] = (self.get_head(client)[0] + 1, digest)
-                    self._spent[client] = merge_histories([self.get_history(client), read_history(row)])
+                    self._spent[client] = add_histories([self.get_histories(client), read_histories(row)])
                     self._note_parts(client, row)
             with path.open("ab") as file:
                 file.truncate(whole)
@@ -140,25 +195,30 @@ class PrivacyFile:
         """Returns how many of a client's rows are in the file, and the hash of the last one."""
         return self._heads.get(client, (0, GENESIS))
 
-    def get_history(self, client: int) -> History:
-        """Returns the composed history of a client's covered releases in the file."""
-        return self._spent.get(client, ())
+    def get_histories(self, client: int) -> dict[str, History]:
+        """Returns the composed histories of a client's covered releases in the file, by adjacency."""
+        return self._spent.get(client, {})
+
+    def expect_rows(self, client: int) -> None:
+        """Notes that a client gets a task, for which it may send rows."""
+        self._allowed[client] = min(BACKLOG_BYTES, self._allowed.get(client, BACKLOG_BYTES) + TASK_BYTES)
 
     def _note_parts(self, client: int, row: Mapping[str, Any]) -> None:
         """Notes which parts of which answer a row is about; of the last few answers, since older ones are done with."""
         answers = self._answers.setdefault(client, {})
-        answers.setdefault(row["answer"], set()).update(row["parts"])
+        answers.setdefault((row["task"], row["answer"]), set()).update(row["parts"])
         if len(answers) > _MAX_ANSWERS:
             del answers[next(iter(answers))]
 
-    def find_parts_without_row(self, client: int, digest: bytes, kinds: Mapping[str, int]) -> list[str]:
+    def find_parts_without_row(self, client: int, task_id: str, digest: bytes, kinds: Mapping[str, int]) -> list[str]:
         """Finds the data-derived parts of an answer that no row in the file is about.
 
         Args:
+            task_id: Of the task that it answers: the same bytes in another round are another release.
             digest: The answer's.
             kinds: The number of the kind of each of its parts, by name.
         """
-        known = self._answers.get(client, {}).get(digest.hex(), set())
+        known = self._answers.get(client, {}).get((task_id, digest.hex()), set())
         return [part for part, kind in kinds.items() if kind not in NOT_DATA_DERIVED and part not in known]
 
     def extend(
@@ -179,28 +239,40 @@ class PrivacyFile:
             How many rows of this client the file now has.
 
         Raises:
-            WireError: The rows do not continue the chain, or one is malformed.
+            WireError: The rows do not continue the chain, one is malformed, or they are more than the client may send.
         """
         count, digest = self.get_head(client)
-        lines, spent, parsed = [], [self.get_history(client)], []
-        for index, row in enumerate(rows, start=first):
-            if index < count:
-                continue
-            values = _parse_row(row, client)
+        lines, spent, parsed = [], [self.get_histories(client)], []
+        new = [(index, row) for index, row in enumerate(rows, start=first) if index >= count]
+        allowed, size = self._allowed.get(client, BACKLOG_BYTES), sum(len(row) for _, row in new)
+        if size > allowed:
+            raise WireError(
+                f"client {client} sent privacy rows of {size} bytes, expected {allowed} at most: it may send "
+                f"{TASK_BYTES} for each task"
+            )
+        for index, row in new:
+            values = _parse_row(row, client, self._stages)
             if index != count or values["index"] != count or values["previous"] != digest.hex():
                 raise WireError(f"client {client}'s privacy row {index} does not continue the chain at row {count}")
             digest = hash_row(digest, row)
             lines.append(_serialise(values | {"hash": digest.hex()}) + "\n")
-            spent.append(read_history(values))
+            spent.append(read_histories(values))
             parsed.append(values)
             count += 1
         if not parsed:
             return count
+        composed = add_histories(spent)
+        if len(composed) > MAX_NOTIONS:
+            raise WireError(
+                f"client {client}'s privacy rows are about {len(composed)} notions of neighbours, expected "
+                f"{MAX_NOTIONS} at most"
+            )
         accept(count, digest)
+        self._allowed[client] = allowed - size
         self._file.write("".join(lines))
         self._file.flush()
         self._heads[client] = (count, digest)
-        self._spent[client] = merge_histories(spent)
+        self._spent[client] = composed
         for values in parsed:
             self._note_parts(client, values)
         return count
@@ -215,8 +287,10 @@ def _serialise(row: Mapping[str, Any]) -> str:
     return json.dumps(row, separators=(",", ":"))
 
 
-def _parse_row(row: str, client: int) -> dict[str, Any]:
+def _parse_row(row: str, client: int, stages: Stages | None) -> dict[str, Any]:
     try:
+        if len(row) > MAX_ROW:
+            raise ValueError(f"it has {len(row)} characters, expected {MAX_ROW} at most")
         values = json.loads(row)
         if not isinstance(values, dict) or values["client"] != client:
             raise ValueError("it is of another client")
@@ -227,13 +301,31 @@ def _parse_row(row: str, client: int) -> dict[str, Any]:
         Coverage(values["coverage"])
         if not all(isinstance(part, str) for part in values["parts"]):
             raise ValueError(f"'parts' is {values['parts']!r:.40}")
+        if "hash" in values:
+            raise ValueError("it has a hash, which the server computes")
         if values["kind"] not in _LABELS:
             raise ValueError(f"there is no kind '{values['kind']:.40}'")
+        if not all(map(str.isprintable, _list_texts(values))):
+            raise ValueError("it has control characters")
+        if stages is not None:
+            stages.check(values)
         if _serialise(values) != row:
             raise ValueError("its hash could not be recomputed from privacy.jsonl")
         return values
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WireError(f"client {client} sent a privacy row that cannot be read: {error}") from None
+
+
+def _list_texts(value: Any) -> Iterator[str]:
+    """All texts in a row, with which reports and logs are written."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for pair in value.items():
+            yield from _list_texts(pair)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _list_texts(item)
 
 
 def check_row(row: Mapping[str, Any], count: int, head: bytes) -> tuple[int, bytes]:
@@ -260,14 +352,26 @@ def check_row(row: Mapping[str, Any], count: int, head: bytes) -> tuple[int, byt
 
 def read_history(row: Mapping[str, Any]) -> History:
     """Reads a row's history; raises ValueError when it is malformed or out of an accountant's range."""
+    if len(row["history"]) > MAX_ENTRIES:
+        raise ValueError(f"'history' has {len(row['history'])} entries, expected {MAX_ENTRIES} at most")
+    return parse_history(row["history"])
+
+
+def read_histories(row: Mapping[str, Any]) -> dict[str, History]:
+    """Reads a row's history as `read_history` does, by adjacency."""
+    history = read_history(row)
+    return {row["adjacency"]: history} if history else {}
+
+
+def parse_history(entries: Iterable[Any]) -> History:
+    """Reads a history from JSON, of one row or of many; raises ValueError as `read_history` does."""
     found = []
-    if len(row["history"]) > _MAX_ENTRIES:
-        raise ValueError(f"'history' has {len(row['history'])} entries, expected {_MAX_ENTRIES} at most")
-    for entry in row["history"]:
+    for entry in entries:
         noise, rate, steps = entry
         numbers = all(type(value) in (int, float) for value in (noise, rate)) and type(steps) is int
-        # Beyond these limits accountants overflow or never return; no real training comes near them.
-        if not (numbers and (noise == 0 or 1e-3 <= noise <= 1e6) and 1e-6 <= rate <= 1 and 0 <= steps <= 10**9):
+        # Beyond these limits accountants overflow or never return; no real training comes near them. What has no step
+        # has no cost, and must not look as if it had.
+        if not (numbers and (noise == 0 or LEAST_NOISE <= noise <= 1e6) and 1e-6 <= rate <= 1 and 1 <= steps <= 10**9):
             raise ValueError(f"'history' has {entry!r:.60}")
         found.append((float(noise), float(rate), steps))
     return tuple(found)

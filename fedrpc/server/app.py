@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 import fedrpc
 from fedrpc import log
 from fedrpc.errors import FedrpcError, Refused, Unavailable, WireError
+from fedrpc.log import MAX_TEXT, clean_text
 from fedrpc.privacy.heads import REGISTERED, HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.privacy.signing import load_public_key, read_certificate_key
@@ -125,12 +126,14 @@ class Servicer:
         if request.schema_digest != SCHEMA_DIGEST:
             raise Refused(
                 f"the wire schema differs: server {fedrpc.__version__} has schema {SCHEMA_DIGEST.hex()[:12]}, client "
-                f"{request.package_version or '?'} has {request.schema_digest.hex()[:12] or 'none'}; "
+                f"{clean_text(request.package_version) or '?'} has {request.schema_digest.hex()[:12] or 'none'}; "
                 "install the same fedrpc on both sides"
             )
         if not request.members:
             raise WireError("a Join without a client")
         for member in request.members:
+            if len(member.instance) > MAX_TEXT:
+                raise WireError(f"an instance has {len(member.instance)} characters, expected {MAX_TEXT} at most")
             self._check_certificate(member.client_id, context)
         source = self._check_keys(request.members, context)
         names = [(member.client_id, member.instance) for member in request.members]
@@ -148,7 +151,7 @@ class Servicer:
             if self._heads.register(member.client_id, member.public_key, rows, source):
                 self._log.warning("client_key_changed", client=member.client_id, from_row=rows)
         if request.package_version != fedrpc.__version__:
-            self._log.warning("version_skew", client=sessions[0].client, theirs=request.package_version)
+            self._log.warning("version_skew", client=sessions[0].client, theirs=clean_text(request.package_version))
         problem = self._server.problem
         response = pb.JoinResponse(
             token=token,
@@ -168,12 +171,16 @@ class Servicer:
 
     def _build_admission(self, session: Session) -> pb.Admission:
         rows, head = self._privacy.get_head(session.client)
-        spent = self._privacy.get_history(session.client)
+        spent = self._privacy.get_histories(session.client).items()
         return pb.Admission(
             session=session.number,
             privacy_rows=rows,
             privacy_head=head,
-            privacy_spent=[pb.Spent(noise_multiplier=n, sample_rate=q, steps=s) for n, q, s in spent],
+            privacy_spent=[
+                pb.Spent(noise_multiplier=noise, sample_rate=rate, steps=steps, adjacency=adjacency)
+                for adjacency, history in spent
+                for noise, rate, steps in history
+            ],
         )
 
     def _book_join(
@@ -283,7 +290,7 @@ class Servicer:
 
 async def _abort(context: Any, error: Exception) -> None:
     code = next((code for cls, code in STATUS if isinstance(error, cls)), grpc.StatusCode.INTERNAL)
-    await context.abort(code, str(error)[:1000])
+    await context.abort(code, clean_text(str(error)))
 
 
 def _report_errors(call: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, Any], Awaitable[bytes]]:

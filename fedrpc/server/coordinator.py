@@ -14,12 +14,14 @@ from typing import Any
 from safetensors.torch import save_file
 
 from fedrpc import log
-from fedrpc.errors import QuorumError
+from fedrpc.errors import Diverged, QuorumError
 from fedrpc.files import write_durably
-from fedrpc.methods.builtin import EVALUATION, LEDGER, Candidate
+from fedrpc.methods.builtin import EVALUATION, LEDGER, Candidate, ClientEvaluation
 from fedrpc.methods.runtime import SETUP_ROUND
 from fedrpc.metrics.records import RecordsFile
 from fedrpc.privacy import summary as privacy
+from fedrpc.privacy.accountant import describe_weak_delta
+from fedrpc.privacy.unaccounted import describe_unaccounted, find_unaccounted
 from fedrpc.seeds import derive, seed_torch
 from fedrpc.server import evaluation, summary
 from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder
@@ -28,11 +30,14 @@ from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import ServerContext, ServerRound
 from fedrpc.server.selection import select_cohort
 from fedrpc.wire import ledger, stored
-from fedrpc.wire.ledger import LedgerFile, LedgerQuestion
-from fedrpc.wire.message import Tensors
+from fedrpc.wire.codec import check_finite
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.ledger import LedgerAnswer, LedgerFile, LedgerQuestion
+from fedrpc.wire.message import Tensors, flatten
 from fedrpc.wire.tcpinfo import Meter
 
 _QUIET_S = 0.06  # longer than a delayed TCP acknowledgement
+_MORE_ROWS = 1000  # of a client's ledger, of which the server saw nothing
 
 
 class Coordinator:
@@ -60,6 +65,7 @@ class Coordinator:
         self._seconds_before = 0.0
         self._aggregation: dict[str, Any] = {}  # the aggregators' states, by name
         self._started = time.monotonic()
+        self._warning = ""  # about the run's privacy settings
 
     async def run(self) -> dict[str, Any]:
         """Runs all rounds and returns the summary."""
@@ -76,6 +82,7 @@ class Coordinator:
         if unfinished:
             await self._evaluation.load(self._method.model(state))
             self._write(unfinished.complete(await self._evaluation.evaluate_alone(unfinished.owed)))
+        self._check_delta()
         await self._wait_for_clients()
         if first == SETUP_ROUND:
             state = await self._setup(state, steps)
@@ -86,6 +93,13 @@ class Coordinator:
         return await self._finish(state)
 
     # Before the first round
+
+    def _check_delta(self) -> None:
+        if not self._problem.expects_cost:
+            return
+        self._warning = describe_weak_delta(self._config.privacy.delta, self._problem.env.num_examples())
+        if self._warning:
+            self._log.warning("weak_delta", why=self._warning)
 
     def _resume(self) -> tuple[Any, int, dict[str, int], FinishedRound | None]:
         """The state to resume from, the next stage, its steps that are done, and the round to evaluate first."""
@@ -154,7 +168,7 @@ class Coordinator:
 
     def select_cohort(self, index: int) -> list[int]:
         """The clients asked in a round: the same for every method with the same seed."""
-        return select_cohort(self._problem, index)
+        return select_cohort(self._config, self._problem.env, index)
 
     async def _setup(self, state: Any, steps: Mapping[str, int]) -> Any:
         records: list[dict[str, Any]] = []
@@ -162,10 +176,12 @@ class Coordinator:
             rnd = self._open_stage(SETUP_ROUND, range(self._config.clients), steps)
             started = time.monotonic()
             state = await self._method.setup(state, rnd)
+            await self._check_state(state, rnd)
             self._aggregation = rnd.aggregation
             rnd.close()
             seconds = time.monotonic() - started
-            records = [{"event": "setup_finished", "round": SETUP_ROUND, "seconds": seconds} | rnd.recorded]
+            record = {"event": "setup_finished", "round": SETUP_ROUND, "seconds": seconds}
+            records = [record | rnd.recorded | self._describe_stage(rnd)]
         await self._make_durable(state, SETUP_ROUND, records)
         return state
 
@@ -173,9 +189,13 @@ class Coordinator:
         started = time.monotonic()
         rnd = self._open_stage(index, self.select_cohort(index), steps)
         state = await self._method.round(state, rnd)
+        await self._check_state(state, rnd)
         self._aggregation = rnd.aggregation
         rnd.close()
-        record = {"event": "round_finished", "round": index, "num_clients": len(rnd.answered)} | rnd.recorded
+        record = {"event": "round_finished", "round": index, "num_clients": len(rnd.answered)}
+        record |= rnd.recorded | self._describe_stage(rnd)
+        if not rnd.answered:
+            record["unanswered"] = next(iter(rnd.missing.values()), "")
         weights, last = self._method.model(state), index == self._config.rounds - 1
         evaluated = {"event": "evaluated", "round": index} | await self._evaluate_on_clients(weights, index, last=last)
         await self._settle()  # the evaluation holds one model at a time
@@ -193,6 +213,10 @@ class Coordinator:
         else:
             self._show(found)
         return state
+
+    def _describe_stage(self, rnd: ServerRound) -> dict[str, Any]:
+        """Who took part, and for how many rounds the run was planned then: noise for a target epsilon follows it."""
+        return {"participation": rnd.describe_participation(), "planned_rounds": self._config.rounds}
 
     async def _evaluate_beside(self, found: FinishedRound) -> None:
         """Evaluates a durable round while the next one runs, and writes its lines."""
@@ -232,7 +256,21 @@ class Coordinator:
             self._records.add(records)
         self._reach_durable_point()
 
+    async def _check_state(self, state: Any, rnd: ServerRound) -> None:
+        """Raises Diverged when a stage gave a state with NaN or infinity: it must not become a checkpoint."""
+        layers = [layer for layer in rnd.aggregation.values() if layer is not None]
+        try:
+            for part in (part for found in (state, *layers) for part in flatten(found)):
+                if part.kind != Kind.SCALARS:
+                    await self._server.off_loop(check_finite, part.name, part.tensors)
+        except Diverged as error:
+            raise Diverged(
+                f"round {rnd.index}: after aggregation {error}. The checkpoint of the round before is kept; lower "
+                "train.lr (or the server's rate), and start in another --out"
+            ) from None
+
     async def _save_within(self, rnd: ServerRound, state: Any) -> None:
+        await self._check_state(state, rnd)
         await self._checkpoint(state, rnd.aggregation, rnd.index, [], dict(rnd.steps))
         self._reach_durable_point()
         self._seed_torch(rnd.index)
@@ -287,9 +325,15 @@ class Coordinator:
 
     async def _ask_clients(self, weights: Tensors, index: int) -> dict[int, dict[str, int]]:
         rnd = self._open_own_stage(index, range(self._config.clients))
+
+        def check_size(client: int, _: Candidate, answer: ClientEvaluation) -> None:
+            size = len(self._problem.partition.indices[client]) - self._problem.num_examples[client]
+            if answer.num_examples != size:
+                raise ValueError(f"the client's test set has {size} examples, got a result on {answer.num_examples}")
+
         return {
             reply.client: {"correct": reply.body.num_correct, "of": reply.body.num_examples}
-            async for reply in rnd.ask(EVALUATION, Candidate(weights))
+            async for reply in rnd.ask(EVALUATION, Candidate(weights), inspect=check_size)
         }
 
     # The end
@@ -318,12 +362,13 @@ class Coordinator:
         index = self._config.rounds
         rnd = self._open_stage(index, range(self._config.clients))
         state = await self._method.finalize(state, rnd)
+        await self._check_state(state, rnd)
         rnd.close()
         weights = self._method.model(state)
         await self._evaluation.load(weights)
         evaluated = {"event": "evaluated", "round": index} | await self._evaluation.evaluate_alone([TEST, FEATURES])
         evaluated |= await self._evaluate_on_clients(weights, index, last=True)
-        self._records.add([evaluated | {"final": True} | rnd.recorded])
+        self._records.add([evaluated | {"final": True} | rnd.recorded | self._describe_stage(rnd)])
         return state
 
     async def _compare_ledgers(self) -> dict[str, Any]:
@@ -336,10 +381,14 @@ class Coordinator:
         sums = {"compared": 0, "differing": 0, "only_server": 0, "only_client": 0}
         # A new question each time, so that no answer from before a restart is reused.
         question = LedgerQuestion(f"what did you count? {uuid.uuid4().hex}")
-        async for reply in rnd.ask(LEDGER, question):
-            theirs = ledger.parse_rows(reply.body.rows)
+        theirs: dict[int, ledger.Rows] = {}
+
+        def parse(client: int, _: LedgerQuestion, answer: LedgerAnswer) -> None:
+            theirs[client] = ledger.parse_rows(answer.rows, client, 2 * len(ours[client]) + _MORE_ROWS)
+
+        async for reply in rnd.ask(LEDGER, question, inspect=parse):
             interrupted = self._was_resumed or self._roster.has_rejoined(reply.client)
-            found = ledger.compare(ours.get(reply.client, {}), theirs, interrupted=interrupted)
+            found = ledger.compare(ours[reply.client], theirs.pop(reply.client), interrupted=interrupted)
             for name, value in found.items():
                 sums[name] += value
         if sums["differing"]:
@@ -367,11 +416,18 @@ class Coordinator:
             "reported": summary.collect_reported(
                 summary.list_reported(self._method, self._problem.params), self._records.all()
             ),
-            "privacy": privacy.summarise(
-                privacy.read_rows(self._out / "privacy.jsonl"), self._config.privacy.delta, self._config.privacy.noise
-            ),
+            "unanswered": summary.describe_unanswered(self._records.all()),
+            "privacy": self._summarise_privacy(rows),
             "seconds": self._seconds(),
             "model_sha256": summary.hash_model(weights),
             "bytes": summary.summarise_bytes(rows, cost, fedavg, kernel, self._meter.note),
             "exposure": summary.compute_exposure(rows, self._config.clients),
         }
+
+    def _summarise_privacy(self, rows: ledger.Rows) -> dict[str, Any]:
+        path, config = self._out / "privacy.jsonl", self._config.privacy
+        unaccounted = find_unaccounted(rows.items(), privacy.read_rows(path))
+        if unaccounted:
+            self._log.warning("privacy_rows_missing", what=describe_unaccounted(unaccounted))
+        stated = privacy.summarise(privacy.read_rows(path), config.delta, config.noise, unaccounted)
+        return stated | ({"warning": self._warning} if self._warning else {})
