@@ -35,6 +35,7 @@ from fedrpc.server.mistakes import ERROR_FILE, explaining_mistakes
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import Progress, ServerContext
 from fedrpc.server.selection import select_cohort
+from fedrpc.server.sockets import Sockets, reserve_files
 from fedrpc.server.spool import Spool
 from fedrpc.tls.credentials import ServerTls
 from fedrpc.wire.ledger import EVALUATE, LedgerFile
@@ -174,7 +175,9 @@ async def _run_server(
     stack: contextlib.AsyncExitStack,
 ) -> dict[str, Any]:
     config, out = problem.config, options.out
-    grpc_server = GrpcServer(options.listen, options.tls, options.insecure, health)
+    max_connections = reserve_files(config.clients)
+    crowd = {"num_clients": config.clients, "max_connections": max_connections}
+    grpc_server = GrpcServer(options.listen, options.tls, options.insecure, health, **crowd)
     work, io = ThreadPoolExecutor(1, "work"), ThreadPoolExecutor(2, "io")
     for pool in (work, io):
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
@@ -198,7 +201,8 @@ async def _run_server(
     coordinator = Coordinator(context, roster, out, book, meter)
     bound = options.tls is not None and options.tls.client_ca is not None
     name = options.client_name if bound else None
-    servicer = Servicer(context, roster, coordinator, book, privacy, heads, client_name=name)
+    sockets = Sockets(meter, max_connections)
+    servicer = Servicer(context, roster, coordinator, book, privacy, heads, sockets, client_name=name)
     if options.metrics_listen:
         from fedrpc.server.monitoring import RunMetrics, serve_metrics  # here, since other servers need no Prometheus
 
@@ -213,17 +217,22 @@ async def _run_server(
         coordinator.round = config.rounds
         mailbox.finish("the run is complete")
         await _wait_for_farewells(roster)
-        shutil.rmtree(out / "spool", ignore_errors=True)
-        computing_s = await asyncio.get_running_loop().run_in_executor(work, time.thread_time)
-        log.get("server").info("cpu", total_s=time.process_time(), computing_s=computing_s)
-        await asyncio.to_thread(options.when_over)
+        await _close_run(options, work)
         if options.linger:
             log.get("server").info("lingering", until="a signal")
-            await asyncio.Event().wait()
+            await _watch(mailbox, meter, servicer)
         return result
     finally:
         servicer.end()
         await grpc_server.stop(0.5)
+
+
+async def _close_run(options: ServerOptions, work: ThreadPoolExecutor) -> None:
+    """Removes what only an open run needs, and says that it is over."""
+    shutil.rmtree(options.out / "spool", ignore_errors=True)
+    computing_s = await asyncio.get_running_loop().run_in_executor(work, time.thread_time)
+    log.get("server").info("cpu", total_s=time.process_time(), computing_s=computing_s)
+    await asyncio.to_thread(options.when_over)
 
 
 def _notify(listeners: Iterable[Progress], name: str, values: dict[str, Any]) -> None:
@@ -254,6 +263,7 @@ async def _watch(mailbox: Mailbox, meter: Meter, servicer: Servicer) -> None:
         mailbox.reap()
         if tick % 5 == 0:
             meter.read()
+            servicer.check_sockets()
 
 
 async def _wait_for_farewells(roster: Roster) -> None:
