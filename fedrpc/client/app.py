@@ -42,7 +42,6 @@ from fedrpc.wire.frames import check_name
 _MAX_BAD_MESSAGES = 5  # in a row: more than that is no transmission error
 _MAX_JOINING = 500  # clients in one Join: its answer stays far below gRPC's limit for a message
 _OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)  # others may need less of it another time
-_DIAGNOSE_EVERY = 4  # failed attempts to join: the obstacle may change, as when a name is known but nothing listens yet
 _MAX_OPEN = 64  # clients whose stores and data are open at a time
 
 
@@ -142,7 +141,7 @@ class ClientApp:
 
     async def _join(self) -> Stream:
         """Opens sessions and a stream; gives up after `wait_s` without a server."""
-        give_up, said = time.monotonic() + self._options.wait_s, ""
+        give_up, said, heard = time.monotonic() + self._options.wait_s, "", ""
         for attempt in range(10**9):
             try:
                 return await self._try_to_join()
@@ -150,11 +149,13 @@ class ClientApp:
                 why = str(error)
             except Unavailable as error:
                 why = said
-                if attempt % _DIAGNOSE_EVERY == 0 and (why := await self._find_obstacle() or str(error)) != said:
+                # Only when gRPC says something new: looking opens connections, and the server may have just come up.
+                if str(error) != heard and (why := await self._find_obstacle() or str(error)) != said:
                     self._log.warning(
                         "waiting_for_server", address=self._options.server, why=why, wait_s=self._options.wait_s
                     )
                     said = why
+                heard = str(error)
             delay = _draw_pause(attempt)
             if time.monotonic() + delay > give_up:
                 raise Unavailable(f"{why}; gave up after {self._options.wait_s:g} s (--wait-s)")
