@@ -22,6 +22,7 @@ TASK_BYTES = 64 << 10  # ... and for each task that it gets
 _MAX_ANSWERS = 64  # of a client whose parts are remembered: it has a few tasks at a time
 _LABELS = {kind.label for kind in Kind}
 _ROW: dict[str, Any] = {  # the keys and types that every row has
+    "client": int,
     "index": int,
     "previous": str,
     "round": int,
@@ -291,14 +292,10 @@ def _parse_row(row: str, client: int, stages: Stages | None) -> dict[str, Any]:
     try:
         if len(row) > MAX_ROW:
             raise ValueError(f"it has {len(row)} characters, expected {MAX_ROW} at most")
-        values = json.loads(row)
-        if not isinstance(values, dict) or values["client"] != client:
+        values: dict[str, Any] = json.loads(row)
+        check_types(values)
+        if values["client"] != client:
             raise ValueError("it is of another client")
-        for name, types in _ROW.items():
-            if not isinstance(values[name], types):
-                raise ValueError(f"'{name}' is {values[name]!r:.40}")
-        read_history(values)
-        Coverage(values["coverage"])
         if not all(isinstance(part, str) for part in values["parts"]):
             raise ValueError(f"'parts' is {values['parts']!r:.40}")
         if "hash" in values:
@@ -314,6 +311,21 @@ def _parse_row(row: str, client: int, stages: Stages | None) -> dict[str, Any]:
         return values
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WireError(f"client {client} sent a privacy row that cannot be read: {error}") from None
+
+
+def check_types(row: Any, *, optional: Iterable[str] = ()) -> None:
+    """Raises ValueError or KeyError unless a row has what every row has, each of its type, and a readable history.
+
+    Args:
+        optional: Names that may be missing, as in rows of an earlier version.
+    """
+    if not isinstance(row, dict):
+        raise ValueError("it is no row")
+    for name, types in _ROW.items():
+        if (name in row or name not in optional) and not isinstance(row[name], types):
+            raise ValueError(f"'{name}' is {row[name]!r:.40}")
+    read_history(row)
+    Coverage(row["coverage"])
 
 
 def _list_texts(value: Any) -> Iterator[str]:

@@ -9,23 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import WireError
-from fedrpc.privacy.ledger import GENESIS, check_row, read_history
+from fedrpc.privacy.ledger import GENESIS, check_row, check_types, read_history
 from fedrpc.privacy.mechanisms import Coverage, History
 
 Chains = dict[int, list[bytes]]  # by client: the hash after each of its rows, up to where the chain breaks
-_TYPES: dict[str, Any] = {
-    "client": int,
-    "index": int,
-    "round": int,
-    "phase": str,
-    "task": str,
-    "kind": str,
-    "parts": list,
-    "mechanism": (str, type(None)),
-    "parameters": dict,
-    "covers": str,
-    "adjacency": str,
-}
 
 
 @dataclass(frozen=True)
@@ -73,7 +60,7 @@ def read_privacy_rows(path: Path) -> tuple[list[PrivacyRow], Chains, list[str]]:
         for number, line in enumerate(file, start=1):
             try:
                 row = json.loads(line)
-                _check_types(row)
+                check_types(row, optional=("answer",))
             except (ValueError, KeyError, TypeError) as error:
                 broken[-number] = f"privacy.jsonl, line {number} cannot be read: {error}"
                 continue
@@ -87,16 +74,6 @@ def read_privacy_rows(path: Path) -> tuple[list[PrivacyRow], Chains, list[str]]:
             except (WireError, KeyError) as error:
                 broken[client] = f"privacy.jsonl, line {number}: {error}"
     return rows, chains, list(broken.values())
-
-
-def _check_types(row: Any) -> None:
-    if not isinstance(row, dict):
-        raise ValueError("it is no row")
-    for name, types in _TYPES.items():
-        if not isinstance(row[name], types):
-            raise ValueError(f"'{name}' is {row[name]!r:.40}")
-    read_history(row)
-    Coverage(row["coverage"])
 
 
 def group_answers(rows: Iterable[PrivacyRow]) -> list[Answer]:
