@@ -4,9 +4,11 @@ FedrpcError                      1
 ├── ConfigError                 78  an option, a file or a value is wrong (EX_CONFIG): no retry helps
 │   ├── UnknownName             78  a name that is not registered; suggests the nearest one
 │   ├── DataError               78  a data set is missing or malformed
+│   ├── Damaged                 78  a file of a run was changed, cut or removed
 │   └── Refused                 78  the server refused this client for good
 ├── Unavailable                 75  the server or a port is not available now (EX_TEMPFAIL): retry
-│   └── QuorumError             75  too few clients answered a phase
+│   ├── QuorumError             75  too few clients answered a phase
+│   └── DiskFull                75  a file cannot be written: free space, then run the same command again
 ├── Taken                       75  another live client has this id (EX_TEMPFAIL): retry when it has ended
 ├── WireError                   76  bytes that break the wire contract (EX_PROTOCOL)
 ├── Diverged                     1  an answer has NaN or infinity: the client's training diverged
@@ -59,6 +61,20 @@ class Unavailable(FedrpcError):
 
 class QuorumError(Unavailable):
     """Too few clients answered a phase in time."""
+
+
+class DiskFull(Unavailable):
+    """A file cannot be written now; what was acknowledged before is safe.
+
+    Between a launcher and the clients that it forked the exit code is `code_of_child`, so that it ends the run instead
+    of starting them again.
+    """
+
+    code_of_child = 74  # EX_IOERR
+
+
+class Damaged(ConfigError):
+    """A file that fedrpc wrote was changed, cut or removed since."""
 
 
 class Taken(FedrpcError):

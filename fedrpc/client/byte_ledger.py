@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
-from fedrpc.files import write_atomically
-from fedrpc.wire.ledger import Rows, Sums, from_json, merge, to_json
+from fedrpc.files import Appended, write_atomically
+from fedrpc.wire.ledger import Rows, Sums, merge, read_rows, to_json
 
 _MAX_LINES = 10_000  # a phase of many steps books the same rows again and again: then they are added up
 
@@ -20,6 +21,15 @@ def read_byte_ledger(path: Path) -> Rows:
     return ledger.read()
 
 
+def _is_torn(path: Path) -> bool:
+    """Whether a kill cut the last line off."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
+
+
 class ByteLedger:
     """Rows are in the file when `book` returns, so a kill loses none; a transaction for each would cost ten times that.
 
@@ -30,14 +40,13 @@ class ByteLedger:
         self._path = path
         self._lock = threading.Lock()  # the event loop books, the training thread reads
         self._rows: Rows = {}
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        whole = [line.decode() for line in lines if line.endswith(b"\n")]
-        for line in whole:
-            merge(self._rows, dict([from_json(line)]))
-        self._num_lines = len(whole)
-        if len(whole) < len(lines):
+        self._num_lines = 0
+        for key, sums in read_rows(path):
+            merge(self._rows, {key: sums})
+            self._num_lines += 1
+        if _is_torn(path):
             self._write_anew()  # without the torn line
-        self._file = path.open("ab", buffering=0)
+        self._file = Appended(path)
 
     def _write_anew(self) -> None:
         write_atomically(self._path, "".join(to_json(key, sums) + "\n" for key, sums in self._rows.items()))
@@ -45,15 +54,15 @@ class ByteLedger:
 
     def book(self, rows: Rows) -> None:
         """Adds rows."""
-        data = "".join(to_json(key, sums) + "\n" for key, sums in rows.items()).encode()
+        data = "".join(to_json(key, sums) + "\n" for key, sums in rows.items())
         with self._lock:
+            self._file.add(data)
             merge(self._rows, rows)
-            self._file.write(data)
             self._num_lines += len(rows)
             if self._num_lines > _MAX_LINES + 2 * len(self._rows):
                 self._file.close()
                 self._write_anew()
-                self._file = self._path.open("ab", buffering=0)
+                self._file = Appended(self._path)
 
     def read(self) -> Rows:
         """Returns all rows."""

@@ -297,7 +297,7 @@ class Connection:
             whole = True
         finally:
             merge(rows, attempt.close(aborted=not whole))
-            self._desk.book.book(rows)
+            self._desk.book.book(rows, whole=task.task_id if whole else "")
             if whole:
                 self._mailbox.mark_delivered(delivery)
                 if task.done:  # while it was sent: a Cancel that came before the last chunk found no task there
@@ -373,12 +373,13 @@ class Connection:
                 if announces_chunks(frame) and not envelope.HasField("failure"):
                     await self._begin_upload(task, session, envelope, attempt, rows)
                     return
-                self._accept_small(task, frame)
-                status = _Status.STATUS_ACCEPTED
+                self._accept_small(task, frame, attempt, rows)
+                self._acknowledge(session, envelope.task_id, _Status.STATUS_ACCEPTED, {})
+                return
         except WireError as error:
             reason = str(error)
             self._log.warning("result_refused", client=session.client, error=reason)
-        merge(rows, attempt.close(aborted=status != _Status.STATUS_ACCEPTED))
+        merge(rows, attempt.close(aborted=True))
         self._acknowledge(session, envelope.task_id, status, rows, reason)
 
     @staticmethod
@@ -393,16 +394,23 @@ class Connection:
             return _Status.STATUS_DUPLICATE
         return _Status.STATUS_LATE
 
-    def _accept_small(self, task: Task, frame: pb.Frame) -> None:
-        """Accepts a failure, or a result that came whole."""
+    def _accept_small(self, task: Task, frame: pb.Frame, attempt: Attempt, rows: Rows) -> None:
+        """Books and accepts a failure, or a result that came whole.
+
+        Booked first: after a kill between the two the client sends the result again, which then counts as repeated.
+        """
         envelope = frame.envelope
         if envelope.HasField("failure"):
             abstained = envelope.failure.code == pb.Failure.CODE_ABSTAINED
+            merge(rows, attempt.close(aborted=not abstained))
+            self._desk.book.book(rows, whole=task.task_id if abstained else "")
             reason = envelope.failure.reason or "the client gave no reason"
             self._mailbox.accept_failure(task, reason, abstained=abstained)
             return
         data = io.BytesIO()
         assemble_frame(frame, self._desk.limits.max_message_bytes, data)
+        merge(rows, attempt.close())
+        self._desk.book.book(rows, whole=task.task_id)
         kept = self._desk.server.spool.keep_small(data.getvalue(), task.epoch, task.task_id)
         self._mailbox.accept_reply(task, kept)
 
@@ -437,10 +445,10 @@ class Connection:
             return
         status = _Status.STATUS_LATE
         if not upload.task.done:
+            self._desk.book.book(upload.take_rows(accepted=True), whole=upload.task.task_id)  # see `_accept_small`
             self._mailbox.accept_reply(upload.task, upload.keep(self._desk.server.spool))
             status = _Status.STATUS_ACCEPTED
-        rows = upload.take_rows(accepted=status == _Status.STATUS_ACCEPTED)
-        self._acknowledge(upload.session, upload.task.task_id, status, rows)
+        self._acknowledge(upload.session, upload.task.task_id, status, upload.take_rows(accepted=False))
         await self._drop_upload()
 
     async def _drop_upload(self) -> None:

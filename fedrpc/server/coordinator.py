@@ -97,12 +97,12 @@ class Coordinator:
         # Lines that owe an evaluation are written once they are complete; a crash may have come just after that.
         last = (kept.round, [] if kept.owed else kept.records) if kept else (done, [])
         self._records = RecordsFile(self._out / "records.jsonl", *last)
+        if kept or self._book.num_resumed:
+            self._take_up_kernel(kept.kernel if kept else [0, 0])
         if kept is None:
             return state, SETUP_ROUND, {}, None
-        self._kernel_before, self._seconds_before = kept.kernel, kept.seconds
+        self._seconds_before = kept.seconds
         self._server.mailbox.durable = kept.point
-        self._meter.note = "the run was resumed: kernel bytes between its last checkpoint and its stop are not counted"
-        self._was_resumed = True
         self._log.info("resumed", after_round=done)
         for layer, data in kept.aggregation.items():
             self._aggregation[layer] = stored.loads(type(self._aggregation[layer]), data)
@@ -111,6 +111,17 @@ class Coordinator:
             finished, evaluated = kept.records
             unfinished = FinishedRound(finished, evaluated, kept.owed, self._read_traffic())
         return stored.loads(type(state), kept.state), done + 1, kept.steps or {}, unfinished
+
+    def _take_up_kernel(self, checkpointed: Sequence[int]) -> None:
+        """Counts the kernel's bytes on from the last ones that were noted, and not below the messages in them."""
+        messages = (self._book.message_bytes["down"], self._book.message_bytes["up"])
+        self._kernel_before = [max(sizes) for sizes in zip(checkpointed, self._book.kernel, messages, strict=True)]
+        self._meter.note = "the run was resumed: kernel bytes of up to a second before each stop may not be counted"
+        self._was_resumed = True
+
+    def note_kernel(self) -> None:
+        """Notes the kernel's bytes so far in the ledger's journal; to be called about every second."""
+        self._book.note_kernel(*self._kernel())
 
     def _seed_torch(self, index: int) -> None:
         """Seeds torch's global stream, which the server half may use, by the stage and the durable point alone."""
@@ -234,6 +245,7 @@ class Coordinator:
 
     async def _save_within(self, rnd: ServerRound, state: Any) -> None:
         await self._checkpoint(state, rnd.aggregation, rnd.index, [], dict(rnd.steps))
+        self._book.forget_tasks()
         self._reach_durable_point()
         self._seed_torch(rnd.index)
 

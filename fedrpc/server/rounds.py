@@ -83,7 +83,7 @@ class ServerRound:
     Args:
         quorum: The share of the clients asked that must answer.
         aggregation: The aggregators' states, by name.
-        attempts: The number of the first delivery by (phase, client), in a round that is repeated after a crash.
+        attempts: Gives the number of the first delivery of a phase to a client: not 0 in a round that is repeated.
         steps: The next step by phase, in a stage that resumes from a durable point within it.
         save: Makes a state durable.
     """
@@ -96,7 +96,7 @@ class ServerRound:
         quorum: float,
         *,
         aggregation: Mapping[str, Any] | None = None,
-        attempts: Mapping[tuple[str, ClientId], int] | None = None,
+        attempts: Callable[[str, ClientId], int] = lambda *_: 0,
         steps: Mapping[str, int] | None = None,
         save: Callable[[ServerRound, Any], Awaitable[None]] | None = None,
     ) -> None:
@@ -108,7 +108,7 @@ class ServerRound:
         self.steps: dict[str, int] = dict(steps or {})
         self.aggregation: dict[str, Any] = dict(aggregation or {})
         self.answered: set[ClientId] = set()  # who gave at least one answer
-        self._server, self._quorum, self._attempts, self._save = server, quorum, attempts or {}, save
+        self._server, self._quorum, self._attempts, self._save = server, quorum, attempts, save
         self._scope = ""  # before the purposes of random streams
         self._hung: dict[ClientId, str] = {}
         self._posted: list[Task] = []
@@ -298,7 +298,7 @@ class ServerRound:
                     outcome.set_result(kept)
             if not outcome.done() and client in self._hung:
                 outcome.set_result(Missing(self._hung[client], hung=True))
-            attempt = self._attempts.get((phase.name, client), 0)
+            attempt = self._attempts(phase.name, client)
             tasks.append(Task(name, client, epoch, self.index, phase.name, step, question, outcome, attempt=attempt))
         self._posted[:] = [task for task in self._posted if not task.done] + tasks
         return tasks

@@ -170,6 +170,7 @@ async def _run_server(
     book = stack.enter_context(contextlib.closing(LedgerFile(out)))
     privacy = stack.enter_context(contextlib.closing(PrivacyFile(out / "privacy.jsonl")))
     heads = stack.enter_context(contextlib.closing(HeadsFile(out / HEADS_FILE, run_id)))
+    spool = stack.enter_context(contextlib.closing(Spool(out / "spool")))
     roster = Roster(config.clients, config.limits.grace_s)
     mailbox = Mailbox(roster, config.limits, config.parallel)
     listeners = [progress]
@@ -177,7 +178,7 @@ async def _run_server(
         problem,
         run_id,
         mailbox,
-        Spool(out / "spool"),
+        spool,
         work,
         io,
         device,
@@ -198,7 +199,7 @@ async def _run_server(
         await grpc_server.start(servicer)
         log.get("server").info("listening", address=grpc_server.address)
         progress("listening", {"address": grpc_server.address})
-        result = load_finished(out, config) or await _run_watched(coordinator, mailbox, meter, servicer)
+        result = load_finished(out, config) or await _run_watched(coordinator, mailbox, servicer)
         coordinator.round = config.rounds
         mailbox.finish("the run is complete")
         await _wait_for_farewells(roster)
@@ -220,11 +221,11 @@ def _notify(listeners: Iterable[Progress], name: str, values: dict[str, Any]) ->
         listener(name, values)
 
 
-async def _run_watched(coordinator: Coordinator, mailbox: Mailbox, meter: Meter, servicer: Servicer) -> dict[str, Any]:
+async def _run_watched(coordinator: Coordinator, mailbox: Mailbox, servicer: Servicer) -> dict[str, Any]:
     """Runs the coordinator and the reaper side by side: when one fails, so does the other."""
     try:
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(_watch(mailbox, meter, servicer))
+            watching = group.create_task(_watch(mailbox, coordinator, servicer))
             try:
                 result = await coordinator.run()
             except asyncio.CancelledError:
@@ -236,13 +237,13 @@ async def _run_watched(coordinator: Coordinator, mailbox: Mailbox, meter: Meter,
         raise failed.exceptions[0] from None
 
 
-async def _watch(mailbox: Mailbox, meter: Meter, servicer: Servicer) -> None:
+async def _watch(mailbox: Mailbox, coordinator: Coordinator, servicer: Servicer) -> None:
     for tick in range(10**12):
         await asyncio.sleep(0.2)
         servicer.check_idle()
         mailbox.reap()
         if tick % 5 == 0:
-            meter.read()
+            coordinator.note_kernel()
 
 
 async def _wait_for_farewells(roster: Roster) -> None:

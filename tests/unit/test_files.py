@@ -26,6 +26,7 @@ def test_an_error_while_writing_keeps_the_old_contents(tmp_path: Path) -> None:
     with pytest.raises(TypeError), open_replacement(path) as file:
         file.writelines([b"half", None])
     assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path], "half a file would only take room"
 
 
 def test_contents_are_synced_before_they_take_the_name_and_the_folder_after(
