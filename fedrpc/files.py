@@ -14,6 +14,7 @@ from fedrpc.errors import ConfigError, Damaged, DiskFull
 
 # What a disk says that is full, over its quota, failing or mounted read-only after a failure.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+RESTORE = "put a copy of it in its place, or run again in another --out"
 
 
 @contextmanager
@@ -132,20 +133,19 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def explain_damage(path: Path, place: str = "") -> Iterator[None]:
-    """Turns what goes wrong while a file of a run is read into Damaged, with the remedy.
+def explain_damage(path: Path, place: str = "", remedy: str = RESTORE) -> Iterator[None]:
+    """Turns what goes wrong while a file of a run is read into Damaged.
 
     Args:
         place: Where in the file it is.
+        remedy: What the reader can do.
     """
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         where = f"{path}, {place}" if place else str(path)
         what = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
-        raise Damaged(
-            f"{where} is damaged: {what}; put a copy of the run directory in its place, or run again in another --out"
-        ) from error
+        raise Damaged(f"{where} is damaged: {what}; {remedy}") from error
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class Coordinator:
         self._server, self._roster, self._out, self._book, self._meter = server, roster, out, book, meter
         self._problem, self._config = server.problem, server.problem.config
         self._method = server.problem.method
-        self._checkpoints = CheckpointFolder(out / "checkpoints")
+        self._checkpoints = CheckpointFolder(out / "checkpoints", server.run_id)
         self._log = log.get("coordinator")
         self._evaluation = EvaluationThread(evaluation.Evaluator(server.problem, server.device), server.device)
         self._pending: asyncio.Task[None] | None = None  # the evaluation of the last durable round

@@ -21,8 +21,8 @@ from fedrpc import log
 from fedrpc.config import RunConfig, build, list_differences, read_toml, to_toml
 from fedrpc.data.partition_summary import summarize_partition
 from fedrpc.device import choose
-from fedrpc.errors import ConfigError, Unavailable
-from fedrpc.files import write_durably
+from fedrpc.errors import ConfigError, Damaged, Unavailable
+from fedrpc.files import RESTORE, explain_damage, write_durably
 from fedrpc.privacy.heads import HEADS_FILE, HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.problem import Problem
@@ -39,6 +39,7 @@ from fedrpc.tls.credentials import ServerTls
 from fedrpc.wire.ledger import LedgerFile
 from fedrpc.wire.tcpinfo import Meter
 
+_SINCE_BEGIN = ("partition.json", "ledger.partial.jsonl", "ledger.jsonl", "records.jsonl", "spool", "summary.json")
 _FAREWELL_S = 5.0  # how long to wait until every client has learned that the run is over
 
 
@@ -88,23 +89,34 @@ def claim(out: Path, config: RunConfig) -> str:
 
 
 def _claim(out: Path, config: RunConfig) -> str:
-    kept = out / "config.toml"
+    kept, named = out / "config.toml", out / "run_id"
+    is_begun = named.exists() or any((out / name).exists() for name in _SINCE_BEGIN)
     if kept.exists():
         old = build(read_toml(kept))
         if old.hash != config.hash:
             found = list_differences(old, config)
             apart = "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
             raise ConfigError(f"{out} holds another run ({apart}); choose another --out, or remove it")
-        last = CheckpointFolder(out / "checkpoints").load()
-        if last and last.round >= config.rounds:
-            raise ConfigError(
-                f"{out} has {last.round + 1} rounds already; --rounds {config.rounds} is fewer: choose another --out"
-            )
-    write_durably(kept, to_toml(config).encode())
-    path = out / "run_id"
-    if not path.exists():
-        write_durably(path, f"{config.hash}-{uuid.uuid4().hex[:8]}".encode())
-    return path.read_text().strip()
+    folder = CheckpointFolder(out / "checkpoints")
+    if not is_begun:
+        write_durably(kept, to_toml(config))
+        run_id = f"{config.hash}-{uuid.uuid4().hex[:8]}"
+        CheckpointFolder(out / "checkpoints", run_id).begin()
+        write_durably(named, run_id)
+        return run_id
+    run_id = folder.read_run_id()
+    if not run_id:
+        raise Damaged(f"{out / 'checkpoints'} has no manifest.json beside the rest of the run; {RESTORE}")
+    found_id = named.read_text(errors="replace").strip() if named.exists() else "nothing"
+    if found_id != run_id:
+        raise Damaged(f"{named} is damaged: expected {run_id}, got {found_id:.80}; write the expected id into it")
+    last = folder.load()
+    if last and last.round >= config.rounds:
+        raise ConfigError(
+            f"{out} has {last.round + 1} rounds already; --rounds {config.rounds} is fewer: choose another --out"
+        )
+    write_durably(kept, to_toml(config))
+    return run_id
 
 
 def load_finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
@@ -112,9 +124,10 @@ def load_finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
     path = out / "summary.json"
     if not path.exists():
         return None
-    result: dict[str, Any] = json.loads(path.read_text())
-    if result["num_rounds"] == config.rounds:
-        return result
+    with explain_damage(path, remedy="remove it and run the same command again, which writes it anew"):
+        result: dict[str, Any] = json.loads(path.read_bytes())
+        if result["num_rounds"] == config.rounds:
+            return result
     path.unlink()
     return None
 
@@ -164,9 +177,7 @@ async def _run_server(
 ) -> dict[str, Any]:
     config, out = problem.config, options.out
     grpc_server = GrpcServer(options.listen, options.tls, options.insecure, health)
-    work, io = ThreadPoolExecutor(1, "work"), ThreadPoolExecutor(2, "io")
-    for pool in (work, io):
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+    work, io = (_start_pool(stack, *pool) for pool in ((1, "work"), (2, "io")))
     book = stack.enter_context(contextlib.closing(LedgerFile(out)))
     privacy = stack.enter_context(contextlib.closing(PrivacyFile(out / "privacy.jsonl")))
     heads = stack.enter_context(contextlib.closing(HeadsFile(out / HEADS_FILE, run_id)))
@@ -214,6 +225,13 @@ async def _run_server(
     finally:
         servicer.end()
         await grpc_server.stop(0.5)
+
+
+def _start_pool(stack: contextlib.AsyncExitStack, size: int, name: str) -> ThreadPoolExecutor:
+    """Starts threads that are given up without waiting when the server ends."""
+    pool = ThreadPoolExecutor(size, name)
+    stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+    return pool
 
 
 def _notify(listeners: Iterable[Progress], name: str, values: dict[str, Any]) -> None:
