@@ -20,7 +20,7 @@ from fedrpc.client.store import Kept
 from fedrpc.client.transport import Failure, SessionLost, Stream, Task, Transport, Welcome
 from fedrpc.config import RunConfig, parse_join_config
 from fedrpc.device import choose
-from fedrpc.errors import Abstained, Cancelled, FedrpcError, Refused, Unavailable, WireError
+from fedrpc.errors import Abstained, Cancelled, Damaged, DiskFull, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.privacy.signing import Signer
 from fedrpc.problem import Problem
 from fedrpc.process import allow_open_files, give_back_memory
@@ -236,8 +236,8 @@ class ClientApp:
     async def _answer(self, member: Member, task: Task) -> Kept | Failure:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, member.answer, task)
-        except Cancelled:
-            raise
+        except (Cancelled, DiskFull, Damaged):
+            raise  # a reason would not help: without its store this client has no answer to anything
         except Abstained as error:
             self._log.warning("abstained", client=member.client, phase=task.envelope.phase, why=str(error))
             return Failure(str(error)[:500], abstained=True)

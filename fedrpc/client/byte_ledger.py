@@ -6,6 +6,8 @@ import os
 import threading
 from pathlib import Path
 
+from fedrpc import log
+from fedrpc.errors import Damaged
 from fedrpc.files import Appended, write_atomically
 from fedrpc.wire.ledger import Rows, Sums, merge, read_rows, to_json
 
@@ -33,7 +35,7 @@ def _is_torn(path: Path) -> bool:
 class ByteLedger:
     """Rows are in the file when `book` returns, so a kill loses none; a transaction for each would cost ten times that.
 
-    What a power cut may take with it is counted as the server's alone when the ledgers are compared.
+    What a power cut or damage may take with it is counted as the server's alone when the ledgers are compared.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,11 +43,17 @@ class ByteLedger:
         self._lock = threading.Lock()  # the event loop books, the training thread reads
         self._rows: Rows = {}
         self._num_lines = 0
-        for key, sums in read_rows(path):
-            merge(self._rows, {key: sums})
-            self._num_lines += 1
-        if _is_torn(path):
-            self._write_anew()  # without the torn line
+        try:
+            for key, sums in read_rows(path):
+                merge(self._rows, {key: sums})
+                self._num_lines += 1
+            is_torn = _is_torn(path)
+        except Damaged as error:
+            log.get("store").warning("byte_ledger_damaged", error=str(error), kept_as=f"torn-{path.name}")
+            path.replace(path.with_name(f"torn-{path.name}"))
+            is_torn = True
+        if is_torn:
+            self._write_anew()  # without the torn line, and with what came before damage
         self._file = Appended(path)
 
     def _write_anew(self) -> None:

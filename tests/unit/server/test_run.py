@@ -37,7 +37,7 @@ def test_a_run_keeps_its_id(begun: Path, config: RunConfig) -> None:
 @pytest.mark.parametrize("name", ["run_id", "checkpoints/manifest.json"])
 def test_what_is_missing_beside_the_rest_is_no_fresh_start(begun: Path, config: RunConfig, name: str) -> None:
     (begun / name).unlink()
-    with pytest.raises(Damaged, match="run_id is damaged: expected .* got nothing|no manifest.json beside the rest"):
+    with pytest.raises(Damaged, match=r"run_id is damaged: expected .* got nothing|no manifest\.json beside the rest"):
         claim(begun, config)
 
 
