@@ -45,6 +45,7 @@ class Problem:
     def __init__(self, config: RunConfig, data_dir: Path | None = None) -> None:
         dataset = load(config.dataset, data_dir)
         self.dataset: DataSet = dataset.select_channels(config.channels) if config.channels else dataset
+        self.data_digest = dataset.digest  # of the data as it lies on disk, whatever the run uses of it
         if config.model == "auto":
             name = models.choose_default(self.dataset.shape, config.dataset)
             config = config.model_copy(update={"model": name})
@@ -78,6 +79,7 @@ class Problem:
         )
         self.method.check(self.env)
         self.aggregators = self._build_aggregators()
+        self._check_budget()
 
     def _build_aggregators(self) -> list[Aggregator[Any, Any]]:
         """The layers of aggregation, in the order in which they act; raises ConfigError for those that do not fit."""
@@ -110,6 +112,23 @@ class Problem:
         if twice := [phase for phase, count in phases.items() if count > 1]:
             raise ConfigError(f"two of {config.method}, {', '.join(config.layers)} have a phase '{twice[0]}'")
         return layers
+
+    @cached_property
+    def expects_cost(self) -> bool:
+        """Whether clients are to release anything with a guarantee, which costs some of a budget."""
+        dp_sgd = self.config.privacy.dp_sgd
+        training = ((1.0, 1.0, 1),) if dp_sgd and dp_sgd.noise_multiplier != 0 else ()
+        costs = (self.method.expect_cost(phase, self.env, training) for phase in self.method.phases)
+        return any(costs) or any(layer.releases_updates for layer in self.aggregators)
+
+    def _check_budget(self) -> None:
+        budget = self.config.privacy.epsilon_budget
+        if budget is not None and not self.expects_cost:
+            raise ConfigError(
+                f"--epsilon-budget {budget:g} limits nothing: expected private training or another release with a "
+                f"guarantee, got {self.config.method} without noise; add --dp-sgd with a noise_multiplier above "
+                "0, choose a method that adds noise, or leave the budget out"
+            )
 
     def find_half(self, phase: str) -> Answering | None:
         """What answers a phase on a client: the method, or an aggregator with phases of its own."""

@@ -33,6 +33,7 @@ from fedrpc.metrics.evaluate import Evaluation, evaluate
 from fedrpc.models.base import Model
 from fedrpc.models.state import load
 from fedrpc.privacy.summary import summarise
+from fedrpc.privacy.unaccounted import find_unaccounted
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive, seed_torch
 from fedrpc.server.mailbox import Delivery, Mailbox, Missing, Task
@@ -282,11 +283,13 @@ class Played:
     asked: list[tuple[int, str, int, ClientId]]
     records: list[dict[str, Any]] = field(default_factory=list)
     released: list[dict[str, Any]] = field(default_factory=list)  # every client's privacy rows
+    participation: dict[int, dict[str, Any]] = field(default_factory=dict)  # by round, as the records have it
 
     def privacy(self) -> dict[str, Any]:
         """The privacy part of a summary."""
         told = self.problem.config.privacy
-        return summarise(self.released, told.delta, told.noise)
+        unaccounted = find_unaccounted(self.rows.items(), self.released)
+        return summarise(self.released, told.delta, told.noise, unaccounted)
 
     def reported(self) -> dict[str, Any]:
         """The part of a summary that has the method's own figures."""
@@ -414,7 +417,9 @@ class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]
         played = Played(self.problem, cohorts, [], self.clients.rows, self.clients.asked)
         state = self.init()
         if type(method).overrides("setup"):
-            state = await method.setup(state, self.stage(SETUP_ROUND))
+            rnd = self.stage(SETUP_ROUND)
+            state = await method.setup(state, rnd)
+            played.participation[SETUP_ROUND] = rnd.describe_participation()
         played.states.append(state := between(state))
         self.reach_durable_point()
         for index in range(rounds):
@@ -422,9 +427,12 @@ class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]
             played.states.append(state := between(await method.round(state, rnd)))
             self.aggregation = {name: held and between(held) for name, held in rnd.aggregation.items()}
             played.records.append(rnd.recorded)
+            played.participation[index] = rnd.describe_participation()
             self.reach_durable_point()
         if type(method).overrides("finalize"):
-            played.states.append(await method.finalize(state, self.final_stage(rounds)))
+            rnd = self.final_stage(rounds)
+            played.states.append(await method.finalize(state, rnd))
+            played.participation[rounds] = rnd.describe_participation()
         played.released = self.clients.released()
         return played
 

@@ -28,6 +28,7 @@ app = typer.Typer(
 app.command()(run.run)
 app.command()(run.compare)
 app.command()(study.audit)
+app.command()(study.privacy)
 app.command("list")(inspect.list_names)
 app.command()(inspect.partition)
 app.command()(study.report)

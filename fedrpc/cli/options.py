@@ -47,6 +47,18 @@ DpSgd = Annotated[
     ),
 ]
 EpsilonBudget = Annotated[float | None, typer.Option(help="A client that would spend more than this abstains.")]
+MaxEpsilon = Annotated[
+    str | None,
+    typer.Option(
+        help="The most that a client may spend on its data, in all runs together; then nothing leaves without a "
+        'guarantee. Kept in the state folder for later runs, as all limits are; "none" removes it.'
+    ),
+]
+PolicyDelta = Annotated[
+    float | None, typer.Option("--delta", help="The delta of --max-epsilon; 1e-5 when it was never given.")
+]
+RequireSecretNoise = Annotated[bool | None, typer.Option(help="Refuse runs whose noise can be recomputed from a seed.")]
+MinClip = Annotated[str | None, typer.Option(help='The least norm to which a run may clip; "none" removes it.')]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plaintext beyond loopback.")]
 FinishedRun = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a finished run.")]
 

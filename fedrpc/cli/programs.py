@@ -13,8 +13,12 @@ from fedrpc.cli.options import (
     Device,
     Insecure,
     LogLevel,
+    MaxEpsilon,
     Method,
+    MinClip,
     Out,
+    PolicyDelta,
+    RequireSecretNoise,
     add_run_options,
     console,
     merge_values,
@@ -93,20 +97,19 @@ def client(
     clients: Annotated[
         int | None, typer.Option(min=1, help="Number of clients in the run; needed with --clients-per-pod.")
     ] = None,
+    max_epsilon: MaxEpsilon = None,
+    delta: PolicyDelta = None,
+    require_secret_noise: RequireSecretNoise = None,
+    min_clip: MinClip = None,
     log_level: LogLevel = "info",
 ) -> None:
     """Take part in a run as one client or many; everything else is learned from the server."""
-    from fedrpc.launch.division import parse_client_ids
-
     if client_ids is not None and clients_per_pod:
         raise ConfigError("--client-ids and --clients-per-pod both name the clients; give one of them")
-    ids = [client_id] if client_id is not None else []
-    if client_ids is not None:  # it wins over an id from the environment
-        ids = parse_client_ids(client_ids)
-    if not ids:
-        raise typer.BadParameter("say which client this is, or give --client-ids 0-999", param_hint="--client-id")
+    ids = _choose_ids(client_id, client_ids)
     from fedrpc.client.app import ClientOptions  # with torch
     from fedrpc.client.identity import default_state_dir
+    from fedrpc.client.policy import parse_changes
     from fedrpc.launch.pod import run_client, run_pod
     from fedrpc.tls.credentials import client_tls
 
@@ -120,8 +123,19 @@ def client(
         insecure=insecure,
         wait_s=wait_s,
         num_sharing=1 if clients_per_pod or client_ids else None,
+        policy=parse_changes(max_epsilon, delta, require_secret_noise, min_clip),
     )
     if clients_per_pod:
         run_pod(options, ids[0], clients_per_pod, clients, log_level)
     else:
         run_client(options, log_level)
+
+
+def _choose_ids(client_id: int | None, client_ids: str | None) -> list[int]:
+    from fedrpc.launch.division import parse_client_ids
+
+    if client_ids is not None:  # it wins over an id from the environment
+        return parse_client_ids(client_ids)
+    if client_id is None:
+        raise typer.BadParameter("say which client this is, or give --client-ids 0-999", param_hint="--client-id")
+    return [client_id]

@@ -1,4 +1,4 @@
-"""`fedrpc report`, `audit`, `synthetic` and `attack`: what can be learned from finished runs."""
+"""`fedrpc report`, `audit`, `privacy`, `synthetic` and `attack`: what can be learned from what runs left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def report(
 
 
 def audit(run: Annotated[Path, typer.Argument(help="The directory of a finished run.")]) -> None:
-    """Recompute a run's privacy with a second accountant, and look for rows that were changed.
+    """Check a run's privacy rows against what it did, and recompute every epsilon with a second accountant.
+
+    Finds rows that were changed or are missing, and rows that claim less than the configuration makes an answer cost.
 
     Exits with 1 when something is wrong; writes audit.json into the run directory.
     """
@@ -35,6 +37,18 @@ def audit(run: Annotated[Path, typer.Argument(help="The directory of a finished 
     show_audit(run, found, console)
     if found.faults:
         raise typer.Exit(1)
+
+
+def privacy(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder of clients' state (--state-dir), or a run directory.")
+    ],
+) -> None:
+    """Show what clients have spent on their data in all their runs, and what their own limits leave them."""
+    from fedrpc.report.spending import show_spending
+    from fedrpc.study.spending import collect_spending
+
+    show_spending(collect_spending(folder), console)
 
 
 def synthetic(

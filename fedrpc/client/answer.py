@@ -11,6 +11,7 @@ import torch
 
 from fedrpc.aggregation.aggregator import Aggregator, Update
 from fedrpc.client.context import AnswerContext
+from fedrpc.client.limits import OwnLimits
 from fedrpc.client.store import ClientStore, Kept, Transaction
 from fedrpc.client.transport import Task
 from fedrpc.errors import WireError
@@ -32,10 +33,22 @@ _LONG_S = 0.3
 
 
 class Answerer:
-    """Answers tasks one at a time, in the training thread."""
+    """Answers tasks one at a time, in the training thread.
 
-    def __init__(self, problem: Problem, client: int, store: ClientStore, device: torch.device) -> None:
+    Args:
+        limits: The client's own; None for a client that has none and keeps no ledger of all runs.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        client: int,
+        store: ClientStore,
+        device: torch.device,
+        limits: OwnLimits | None = None,
+    ) -> None:
         self._problem, self._client, self._store, self._device = problem, client, store, device
+        self._limits = limits
         self._data = problem.load_client_data(client)
         self._cache: dict[str, Any] = {}
         self.cpu_s = 0.0  # CPU time of the answers, most of it training
@@ -72,7 +85,11 @@ class Answerer:
             "task": question.task_id,
             "answer": payload.digest.hex(),
         }
-        released = list_releases(payload.kinds, context.guarantees, where, self._problem.config.privacy.noise)
+        noise = self._problem.config.privacy.noise
+        released = list_releases(payload.kinds, context.guarantees, where, noise, context.trained)
+        if self._limits:
+            self._limits.check(released)
+            self._limits.book(released)
         kept = self._store.commit(reply, payload, transaction.writes, released)
         if took > _LONG_S:
             # A client is idle for most of a run, and must not hold its training's memory: 75 idle clients of a small
@@ -99,7 +116,8 @@ class Answerer:
             device=self._device,
             store=transaction,
             stop=stop,
-            spent=self._store.get_history,
+            spent=self._store.get_histories,
+            afford=self._limits.check_cost if self._limits else lambda _: None,
             num_released=self._store.num_released(),
             cache=self._cache,
         )

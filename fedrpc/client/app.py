@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class ClientOptions:
     Args:
         client_ids: The clients that it runs.
         num_sharing: Processes that share this machine's GPUs; as many as the run has clients when None.
+        policy: Changes of the clients' own policies.
     """
 
     server: str
@@ -51,6 +52,7 @@ class ClientOptions:
     insecure: bool = False
     wait_s: float = 300.0
     num_sharing: int | None = None
+    policy: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ClientApp:
@@ -62,7 +64,10 @@ class ClientApp:
         if len(options.client_ids) > 1:
             allow_open_files(len(options.client_ids))  # a lock for each client
         signer = _load_certificate_signer(options.tls)
-        self._members = [Member(options.state_dir, client, self._enqueue, signer) for client in options.client_ids]
+        self._members = [
+            Member(options.state_dir, client, self._enqueue, signer, policy=options.policy)
+            for client in options.client_ids
+        ]
         self._transport = Transport(options.server, tls=options.tls, insecure=options.insecure)
         self._known: tuple[Work, RunConfig] | None = None
         self._stream: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
@@ -174,6 +179,8 @@ class ClientApp:
         for client in ids:
             if not 0 <= client < config.clients:
                 raise Refused(f"client id {client} is out of range: the run has 0 to {config.clients - 1}")
+        for member in self._members:
+            member.check_run(config.privacy)
         torch.set_num_threads(config.train.threads)
         problem = Problem(config, self._options.data_dir)
         for what, ours, theirs in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -15,8 +15,8 @@ from fedrpc.config import PrivacyConfig
 from fedrpc.data.examples import ClientData, Examples
 from fedrpc.errors import Abstained, Cancelled
 from fedrpc.methods.runtime import Store
-from fedrpc.privacy.accountant import compute_epsilon, merge_histories
-from fedrpc.privacy.mechanisms import ZERO_OUT, Guarantee, History, Mechanism, Trainings
+from fedrpc.privacy.accountant import compute_epsilon
+from fedrpc.privacy.mechanisms import Guarantee, Histories, Mechanism, Trainings, add_histories
 from fedrpc.privacy.statement import describe_excess
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive, make_secret_generator, make_torch_generator
@@ -52,7 +52,8 @@ class AnswerContext:
     Args:
         question: The envelope of the task.
         stop: Set when the server withdrew the task.
-        spent: What this client released with a guarantee before.
+        spent: What this client released with a guarantee before, by adjacency.
+        afford: Called with what this answer would add to that; abstains when a limit of the client's own forbids it.
         num_released: How many privacy rows it has.
         cache: What methods keep in memory between answers.
     """
@@ -67,7 +68,8 @@ class AnswerContext:
         device: torch.device,
         store: Store,
         stop: threading.Event,
-        spent: Callable[[], History] = tuple,
+        spent: Callable[[], Histories] = dict,
+        afford: Callable[[Histories], None] = lambda _: None,
         num_released: int = 0,
         cache: MutableMapping[str, Any] | None = None,
     ) -> None:
@@ -75,7 +77,7 @@ class AnswerContext:
         self.env, self.data, self.params, self.device = problem.env, data, problem.params, device
         self.store: Store = store
         self.cache: MutableMapping[str, Any] = {} if cache is None else cache
-        self._problem, self._stop, self._spent = problem, stop, spent
+        self._problem, self._stop, self._spent, self._afford = problem, stop, spent, afford
         # Noise is derived from these, so that another question, or the same one after a rollback, gets other noise.
         self._question, self._num_released = question.digest.hex(), num_released
         self._scope = ""  # before the purposes of random streams
@@ -143,7 +145,7 @@ class AnswerContext:
             num_rounds=self._problem.config.rounds,
             noise=self._stream(f"dp-sgd-{number}", self.device),
             sampling=self.noise(f"sampling-{number}"),
-            afford=self._check_budget,
+            afford=lambda adjacency, history: self._check_limits({adjacency: history}, self._list_charged()),
         )
 
     def release(self, part: str, value: T, mechanism: Mechanism | None) -> T:
@@ -153,8 +155,8 @@ class AnswerContext:
         if part in self._mechanisms:
             raise ValueError(f"part '{part}' is released twice in one answer")
         found = mechanism.guarantee
-        if found.history and all(found is not other for other in self.guarantees.values()):
-            self._check_budget(found.history, found.adjacency)
+        if found.history:
+            self._check_limits(found.histories, [other for other in self._list_charged() if other is not found])
         self._mechanisms[part] = mechanism
         return mechanism.apply(value, self.noise(f"release-{part}"))
 
@@ -163,18 +165,33 @@ class AnswerContext:
         """What covers the parts that were released, by part; trainings that came after a release count too."""
         return {part: mechanism.guarantee for part, mechanism in self._mechanisms.items()}
 
-    def _check_budget(self, history: History, adjacency: str = ZERO_OUT) -> None:
-        """Abstains when a release would exceed the privacy budget."""
+    @property
+    def trained(self) -> Guarantee | None:
+        """The guarantee of all private trainings so far, whether or not their results were released."""
+        return self._trainings.guarantee if self._trainings.count else None
+
+    def _list_charged(self) -> list[Guarantee]:
+        """What this answer is charged for so far, each once."""
+        found = [*self.guarantees.values(), *([self.trained] if self.trained else [])]
+        return list({id(guarantee): guarantee for guarantee in found}.values())
+
+    def _check_limits(self, cost: Histories, before: Iterable[Guarantee]) -> None:
+        """Abstains when a cost, with others of this answer, would exceed the run's budget or the client's limits."""
+        pending = [guarantee.histories for guarantee in before]
+        self._check_budget(cost, add_histories([self._spent(), *pending]))
+        self._afford(add_histories([*pending, cost]))
+
+    def _check_budget(self, cost: Histories, before: Histories) -> None:
         dp_sgd, delta = self._privacy.dp_sgd, self._privacy.delta
         limits = [self._privacy.epsilon_budget, dp_sgd.target_epsilon if dp_sgd else None]
         budget = min((limit for limit in limits if limit is not None), default=None)
         if budget is None:
             return
-        pending = {id(g): g.history for g in self.guarantees.values()}
-        before = merge_histories([self._spent(), *pending.values()])
-        after = merge_histories([before, history])
-        if compute_epsilon(after, delta) > budget:
-            self.abstain(describe_excess(before, after, budget, delta, adjacency, self._privacy.noise))
+        after = add_histories([before, cost])
+        for adjacency in cost:  # each notion of neighbours by itself: their costs are not added up
+            spent, total = before.get(adjacency, ()), after.get(adjacency, ())
+            if compute_epsilon(total, delta) > budget:
+                self.abstain(describe_excess(spent, total, budget, delta, adjacency, self._privacy.noise))
 
     def noise(self, purpose: str) -> torch.Generator:
         """A generator of noise for privacy; two questions never share noise, since their difference would be exact."""

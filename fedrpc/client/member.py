@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,8 +14,12 @@ from fedrpc import log
 from fedrpc.client.answer import Answerer, report_ledger
 from fedrpc.client.byte_ledger import read_byte_ledger
 from fedrpc.client.identity import Identity
+from fedrpc.client.limits import OwnLimits
+from fedrpc.client.policy import keep_policy
+from fedrpc.client.spending import SPENDING_FILE, SpendingFile
 from fedrpc.client.store import BYTES_FILE, ClientStore, Kept
 from fedrpc.client.transport import Admission, Failure, Receipt, SignedRows, Stream, Task
+from fedrpc.config import PrivacyConfig
 from fedrpc.errors import Refused
 from fedrpc.privacy.signing import Signer
 from fedrpc.problem import Problem
@@ -48,13 +53,22 @@ class Member:
     Args:
         enqueue: Called with each task that is to be answered.
         signer: The key of the process's certificate, if it has one.
+        policy: Changes of the client's own policy.
     """
 
     def __init__(
-        self, state_dir: Path, client: int, enqueue: Callable[[Member, Task], None], signer: Signer | None = None
+        self,
+        state_dir: Path,
+        client: int,
+        enqueue: Callable[[Member, Task], None],
+        signer: Signer | None = None,
+        *,
+        policy: Mapping[str, Any] | None = None,
     ) -> None:
         self.client = client
         self.identity = Identity(state_dir, client, signer)
+        self._policy = keep_policy(self.identity.folder, policy or {})
+        self._spending: SpendingFile | None = None
         self.session = 0
         self.stop = threading.Event()  # ends the answer under way before its next batch
         self._enqueue = enqueue
@@ -70,6 +84,13 @@ class Member:
         self._log = log.get("client")
 
     # Joining
+
+    def check_run(self, privacy: PrivacyConfig) -> None:
+        """Raises Refused when the client's own policy forbids a run with these settings."""
+        try:
+            self._policy.check_run(privacy)
+        except Refused as error:
+            raise Refused(f"client {self.client} takes no part: {error}") from None
 
     def load(self, work: Work) -> None:
         """Loads the client's data before the first task."""
@@ -90,6 +111,7 @@ class Member:
                 raise Refused(f"client {self.client}: {error}") from None
             if adopted:
                 self._log.warning("privacy_chain_adopted", rows=admission.privacy_rows, why="the local store was lost")
+                self._open_spending().raise_to(self.open_store().get_histories())
         self.receive_durable(durable)
 
     @property
@@ -114,8 +136,21 @@ class Member:
         if self._answerer is None:
             assert self._work is not None and self._store is not None, "opened before"
             work = self._work
-            self._answerer = Answerer(work.problem, self.client, self._store, work.device)
+            noise = work.problem.config.privacy.noise
+            limits = OwnLimits(self._policy, self._open_spending(), self._store.get_histories, noise)
+            self._answerer = Answerer(work.problem, self.client, self._store, work.device, limits)
         return self._answerer
+
+    def _open_spending(self) -> SpendingFile:
+        if self._spending is None:
+            assert self._work is not None, "joined before"
+            problem, path = self._work.problem, self.identity.folder / SPENDING_FILE
+            self._spending = SpendingFile(path, problem.data_digest, problem.dataset.name, self._work.run_id)
+            if self._policy.max_epsilon is not None and (kinds := self._spending.list_uncovered()):
+                self._log.warning(
+                    "released_uncovered_before", client=self.client, kinds=kinds, dataset=problem.dataset.name
+                )
+        return self._spending
 
     def close(self) -> None:
         """Closes the store and frees the data; they are opened again when a task comes."""

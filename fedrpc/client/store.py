@@ -21,9 +21,9 @@ from fedrpc.client.byte_ledger import ByteLedger
 from fedrpc.client.integrity import WriteMark, explain_sqlite, report_damage, seal
 from fedrpc.errors import Damaged, Refused, WireError
 from fedrpc.files import explain_full, sync, write_atomically, write_durably
-from fedrpc.privacy.accountant import compute_epsilon, merge_histories
-from fedrpc.privacy.ledger import GENESIS, Release, hash_row, read_history
-from fedrpc.privacy.mechanisms import History
+from fedrpc.privacy.accountant import choose_larger, compute_epsilon
+from fedrpc.privacy.ledger import GENESIS, Release, hash_row, parse_history, read_histories
+from fedrpc.privacy.mechanisms import Histories, History, add_histories
 from fedrpc.wire import stored
 from fedrpc.wire.codec import Payload
 from fedrpc.wire.envelope import Envelope, build_envelope
@@ -37,6 +37,7 @@ _SMALL_BYTES = 32 << 10  # an answer up to this goes into the database
 _LARGE_BYTES = 256 << 10  # a larger value gets a file: SQLite would write it twice and checksum every page
 _MAX_ROWS_BYTES = 1 << 20
 _DELTA = 1e-5  # for comparing two histories; any value would do
+_ADOPTED = "adopted"  # the key of what the server said of a chain, in place of the row that its head belongs to
 
 _VERSION = 2  # of the tables
 _SCHEMA = """
@@ -364,19 +365,36 @@ class ClientStore:
         with self._using():
             return self._get_head()[0]
 
-    def get_history(self) -> History:
-        """Returns the history of all covered releases, including undone ones, since the server may have seen them."""
-        with self._using() as db:
-            rows = db.execute("SELECT row FROM privacy ORDER BY number").fetchall()
-        return merge_histories(read_history(json.loads(row)) for (row,) in rows)
+    def get_histories(self) -> dict[str, History]:
+        """Returns what all covered releases spent, by adjacency.
 
-    def adopt_chain(self, count: int, head: bytes, history: History) -> bool:
+        Undone ones count, since the server may have seen them. Where the server's chain was adopted, the larger counts
+        of what it said and what was spent here before.
+        """
+        with self._using():
+            return self._compose()
+
+    def _compose(self) -> dict[str, History]:
+        spent: dict[str, History] = {}
+        since: list[Histories] = []  # the last adoption; added up at once, since a long run has many rows
+        for (text,) in self._db.execute("SELECT row FROM privacy ORDER BY number"):
+            row = json.loads(text)
+            if _ADOPTED in row:
+                said = {adjacency: parse_history(entries) for adjacency, entries in row[_ADOPTED].items()}
+                spent, since = choose_larger(add_histories([spent, *since]), said), []
+            else:
+                since.append(read_histories(row))
+        return add_histories([spent, *since])
+
+    def adopt_chain(self, count: int, head: bytes, spent: Histories) -> bool:
         """Adopts the server's copy of the chain when it is longer than ours (the store was lost).
+
+        Our own rows stay, and the larger of the two counts is charged.
 
         Args:
             count: How many rows the server holds.
             head: The hash of the last of them.
-            history: The history of all of them.
+            spent: What all of them spent, by adjacency.
 
         Returns:
             Whether it was adopted.
@@ -384,18 +402,13 @@ class ClientStore:
         Raises:
             Refused: The server's copy is of another chain than ours.
         """
-        ours = self.get_history()
         with self._using(), self._db:
             self._db.execute("BEGIN IMMEDIATE")
             if count > self._get_head()[0]:
-                if compute_epsilon(history, _DELTA) < compute_epsilon(ours, _DELTA):
-                    raise Refused(
-                        "the server has more privacy rows than this client, but they spent less: one of the two was "
-                        "changed; start both with the folders of the same run"
-                    )
-                row = json.dumps({"history": history})
-                self._db.execute("DELETE FROM privacy")
+                before = self._compose()
+                row = json.dumps({_ADOPTED: spent})
                 self._insert_row(count - 1, row, head)
+                self._warn_if_less(before, spent)
                 return True
             known = self._db.execute("SELECT hash FROM privacy WHERE number = ?", (count - 1,)).fetchone()
         if known and known[0] != head:
@@ -404,6 +417,18 @@ class ClientStore:
                 "changed; start both with the folders of the same run"
             )
         return False
+
+    def _warn_if_less(self, before: Histories, spent: Histories) -> None:
+        for adjacency, history in before.items():
+            ours, theirs = (compute_epsilon(found, _DELTA) for found in (history, spent.get(adjacency, ())))
+            if theirs < ours:
+                log.get("store").warning(
+                    "server_says_less_was_spent",
+                    adjacency=adjacency,
+                    server_epsilon=theirs,
+                    client_epsilon=ours,
+                    charged="what this client has recorded",
+                )
 
     def book(self, rows: Rows) -> None:
         """Adds rows to the client's ledger of bytes."""

@@ -15,7 +15,8 @@ import grpc.aio
 
 import fedrpc
 from fedrpc.errors import FedrpcError, Refused, Taken, Unavailable, WireError
-from fedrpc.privacy.mechanisms import History
+from fedrpc.privacy.ledger import parse_history
+from fedrpc.privacy.mechanisms import Histories, History
 from fedrpc.tls.credentials import ClientTls, channel_credentials
 from fedrpc.wire.codec import Payload
 from fedrpc.wire.envelope import Envelope, build_envelope, read_envelope
@@ -86,13 +87,13 @@ class Admission:
         session: Names the client in frames.
         privacy_rows: How many of this client's privacy rows the server holds.
         privacy_head: The hash of the last of them.
-        privacy_spent: What they spent together.
+        privacy_spent: What they spent together, by adjacency.
     """
 
     session: int
     privacy_rows: int
     privacy_head: bytes
-    privacy_spent: History
+    privacy_spent: Histories
 
 
 @dataclass(frozen=True)
@@ -460,5 +461,11 @@ def _read_welcome(answer: pb.JoinResponse) -> Welcome:
 
 
 def _read_admission(admission: pb.Admission) -> Admission:
-    spent = tuple((entry.noise_multiplier, entry.sample_rate, entry.steps) for entry in admission.privacy_spent)
+    spent: dict[str, History] = {}
+    for entry in admission.privacy_spent:
+        try:
+            cost = parse_history([(entry.noise_multiplier, entry.sample_rate, entry.steps)])
+        except ValueError as error:
+            raise WireError(f"what the server says that this client spent cannot be read: {error}") from None
+        spent[entry.adjacency] = spent.get(entry.adjacency, ()) + cost
     return Admission(admission.session, admission.privacy_rows, admission.privacy_head, spent)

@@ -17,9 +17,10 @@ from fedrpc import registry
 from fedrpc.methods.cost import Cost, Shapes
 from fedrpc.methods.phases import Answering, ClientId, Params, Phase, Reply, on
 from fedrpc.methods.runtime import Aggregate, ClientContext, Env, Round
+from fedrpc.privacy.mechanisms import History
 from fedrpc.training.loop import TrainReport
 from fedrpc.training.losses import Loss
-from fedrpc.wire.message import Tensors
+from fedrpc.wire.message import Tensors, averaged_fields
 
 __all__ = [
     "METHODS",
@@ -120,6 +121,19 @@ class Method(Answering, Generic[State, P]):
     def cost(self, shapes: Shapes[P]) -> Cost:
         """Tensor bytes by kind and direction, in closed form, for the whole run."""
         raise NotImplementedError
+
+    def expect_cost(self, phase: str, env: Env[P], training: History) -> History:
+        """What an honest client's answer to a phase costs at least; `fedrpc audit` holds privacy rows against it.
+
+        By default an answer with averaged fields costs one training on all of a client's examples. A method overrides
+        this if it trains otherwise, or releases anything with a mechanism of its own.
+
+        Args:
+            phase: The name of one of the method's phases.
+            env: As in `init`, but built without the data set: it has no `bounds`.
+            training: The cost of one private training on all of a client's examples; () when training is not private.
+        """
+        return training if averaged_fields(self.phases[phase][0].up) else ()
 
     @classmethod
     def overrides(cls, stage: str) -> bool:

@@ -6,6 +6,7 @@ has the run directory and knows the clients' keys.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -76,6 +77,18 @@ class HeadsFile:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+def read_keys(path: Path) -> dict[int, list[dict[str, Any]]]:
+    """Reads the keys that each client joined with, in order: `key`, its `source`, and from which of its `rows` on."""
+    keys: dict[int, list[dict[str, Any]]] = {}
+    with path.open() as file:
+        for line in file:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # `find_forged_heads` names such a line
+                entry = json.loads(line)
+                if "key" in entry:
+                    keys.setdefault(entry["client"], []).append(entry)
+    return keys
 
 
 def find_forged_heads(path: Path, run_id: str, chains: Mapping[int, list[bytes]]) -> Iterator[str]:

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedrpc.errors import WireError
-from fedrpc.privacy.accountant import merge_histories
-from fedrpc.privacy.mechanisms import Coverage, Guarantee, History
+from fedrpc.errors import ConfigError, WireError
+from fedrpc.privacy.mechanisms import MAX_ENTRIES, Coverage, Guarantee, History, add_histories
 from fedrpc.wire.kinds import NOT_DATA_DERIVED, Kind
 
 GENESIS = b"\0" * 32
-_MAX_ENTRIES = 64  # in a row's history
 _MAX_ANSWERS = 64  # of a client whose parts are remembered: it has a few tasks at a time
 _LABELS = {kind.label for kind in Kind}
 _ROW: dict[str, Any] = {  # the keys and types that every row has
@@ -66,7 +64,11 @@ class Release:
 
 
 def list_releases(
-    kinds: Mapping[str, Kind], guarantees: Mapping[str, Guarantee], where: Mapping[str, Any], noise: str = "seeded"
+    kinds: Mapping[str, Kind],
+    guarantees: Mapping[str, Guarantee],
+    where: Mapping[str, Any],
+    noise: str = "seeded",
+    trained: Guarantee | None = None,
 ) -> list[Release]:
     """Lists the releases in an answer: one for each guarantee and kind; uncovered parts of a kind are one release.
 
@@ -75,6 +77,11 @@ def list_releases(
         guarantees: By part name. A guarantee that several parts share is charged once.
         where: The client, round, phase, step, task and the answer's digest, for the rows.
         noise: The source of the run's noise: "seeded" or "secret".
+        trained: The guarantee of the answer's private trainings. If no part is released under it, they are charged by
+            themselves: what they made may stay in the client's store, and leave later.
+
+    Raises:
+        ConfigError: A guarantee has a longer history than a row may have.
     """
     found: dict[tuple[int, Kind], Release] = {}
     if unknown := set(guarantees) - set(kinds):
@@ -95,7 +102,17 @@ def list_releases(
             if is_charged:
                 guarantee = _charge_elsewhere(guarantee)
         found[key] = Release(kind, (part,), guarantee, where)
-    return list(found.values())
+    releases = list(found.values())
+    if trained and trained.history and id(trained) not in charged:
+        releases.append(Release(Kind.WEIGHTS, (), _add_noise_source(_charge_as_kept(trained), noise), where))
+    for release in releases:
+        if len(release.guarantee.history) > MAX_ENTRIES:
+            raise ConfigError(
+                f"phase '{where.get('phase')}' trained with {len(release.guarantee.history)} different sampling rates "
+                f"or noise multipliers in one answer, expected {MAX_ENTRIES} at most, as a privacy row holds; "
+                "train on fewer parts of the data, or in several phases"
+            )
+    return releases
 
 
 def _add_noise_source(guarantee: Guarantee, noise: str) -> Guarantee:
@@ -105,6 +122,11 @@ def _add_noise_source(guarantee: Guarantee, noise: str) -> Guarantee:
 def _charge_elsewhere(guarantee: Guarantee) -> Guarantee:
     parameters = dict(guarantee.parameters) | {"charged": "with another kind"}
     return replace(guarantee, parameters=parameters, history=(), coverage=Coverage.CHARGED_ELSEWHERE)
+
+
+def _charge_as_kept(trained: Guarantee) -> Guarantee:
+    about = f"{trained.about}; kept at the client, and charged when it was trained"
+    return replace(trained, about=about, coverage=Coverage.COVERED)
 
 
 def hash_row(previous: bytes, row: str) -> bytes:
@@ -118,7 +140,7 @@ class PrivacyFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._heads: dict[int, tuple[int, bytes]] = {}
-        self._spent: dict[int, History] = {}
+        self._spent: dict[int, dict[str, History]] = {}  # by client and adjacency
         self._answers: dict[int, dict[str, set[str]]] = {}
         whole = 0
         if path.exists():
@@ -130,7 +152,7 @@ class PrivacyFile:
                     row = json.loads(line)
                     client, digest = row["client"], bytes.fromhex(row["hash"])
                     self._heads[client] = (self.get_head(client)[0] + 1, digest)
-                    self._spent[client] = merge_histories([self.get_history(client), read_history(row)])
+                    self._spent[client] = add_histories([self.get_histories(client), read_histories(row)])
                     self._note_parts(client, row)
             with path.open("ab") as file:
                 file.truncate(whole)
@@ -140,9 +162,9 @@ class PrivacyFile:
         """Returns how many of a client's rows are in the file, and the hash of the last one."""
         return self._heads.get(client, (0, GENESIS))
 
-    def get_history(self, client: int) -> History:
-        """Returns the composed history of a client's covered releases in the file."""
-        return self._spent.get(client, ())
+    def get_histories(self, client: int) -> dict[str, History]:
+        """Returns the composed histories of a client's covered releases in the file, by adjacency."""
+        return self._spent.get(client, {})
 
     def _note_parts(self, client: int, row: Mapping[str, Any]) -> None:
         """Notes which parts of which answer a row is about; of the last few answers, since older ones are done with."""
@@ -182,7 +204,7 @@ class PrivacyFile:
             WireError: The rows do not continue the chain, or one is malformed.
         """
         count, digest = self.get_head(client)
-        lines, spent, parsed = [], [self.get_history(client)], []
+        lines, spent, parsed = [], [self.get_histories(client)], []
         for index, row in enumerate(rows, start=first):
             if index < count:
                 continue
@@ -191,7 +213,7 @@ class PrivacyFile:
                 raise WireError(f"client {client}'s privacy row {index} does not continue the chain at row {count}")
             digest = hash_row(digest, row)
             lines.append(_serialise(values | {"hash": digest.hex()}) + "\n")
-            spent.append(read_history(values))
+            spent.append(read_histories(values))
             parsed.append(values)
             count += 1
         if not parsed:
@@ -200,7 +222,7 @@ class PrivacyFile:
         self._file.write("".join(lines))
         self._file.flush()
         self._heads[client] = (count, digest)
-        self._spent[client] = merge_histories(spent)
+        self._spent[client] = add_histories(spent)
         for values in parsed:
             self._note_parts(client, values)
         return count
@@ -260,10 +282,21 @@ def check_row(row: Mapping[str, Any], count: int, head: bytes) -> tuple[int, byt
 
 def read_history(row: Mapping[str, Any]) -> History:
     """Reads a row's history; raises ValueError when it is malformed or out of an accountant's range."""
+    if len(row["history"]) > MAX_ENTRIES:
+        raise ValueError(f"'history' has {len(row['history'])} entries, expected {MAX_ENTRIES} at most")
+    return parse_history(row["history"])
+
+
+def read_histories(row: Mapping[str, Any]) -> dict[str, History]:
+    """Reads a row's history as `read_history` does, by adjacency."""
+    history = read_history(row)
+    return {row["adjacency"]: history} if history else {}
+
+
+def parse_history(entries: Iterable[Any]) -> History:
+    """Reads a history from JSON, of one row or of many; raises ValueError as `read_history` does."""
     found = []
-    if len(row["history"]) > _MAX_ENTRIES:
-        raise ValueError(f"'history' has {len(row['history'])} entries, expected {_MAX_ENTRIES} at most")
-    for entry in row["history"]:
+    for entry in entries:
         noise, rate, steps = entry
         numbers = all(type(value) in (int, float) for value in (noise, rate)) and type(steps) is int
         # Beyond these limits accountants overflow or never return; no real training comes near them.

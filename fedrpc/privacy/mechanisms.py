@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
@@ -19,6 +19,25 @@ SAME_LABEL = "replace-one, same label"  # a record's class is no secret
 ZERO_OUT = "zero-out, sizes public"  # one record becomes an empty one: the number of records is no secret
 
 History = tuple[tuple[float, float, int], ...]  # (noise multiplier, sampling rate, steps), as Opacus writes it
+Histories = Mapping[str, History]  # by adjacency
+MAX_ENTRIES = 64  # in the history of one release
+
+
+def merge_histories(histories: Iterable[History]) -> History:
+    """Joins histories into one; steps of equal noise and sampling rate add up in one entry."""
+    out: dict[tuple[float, float], int] = {}
+    for noise, rate, steps in (entry for history in histories for entry in history):
+        out[noise, rate] = out.get((noise, rate), 0) + steps
+    return tuple((noise, rate, steps) for (noise, rate), steps in out.items() if steps)
+
+
+def add_histories(several: Iterable[Histories]) -> dict[str, History]:
+    """Joins what was spent at several places: the histories of one adjacency into one, and each by itself."""
+    out: dict[str, History] = {}
+    for histories in several:
+        for adjacency, history in histories.items():
+            out[adjacency] = merge_histories([out.get(adjacency, ()), history])
+    return {adjacency: history for adjacency, history in out.items() if history}
 
 
 class Coverage(StrEnum):
@@ -56,6 +75,16 @@ class Guarantee:
     def covers(self) -> str:
         """The sentence for privacy rows and tables."""
         return _PREFIX.get(self.coverage, "") + self.about
+
+    @property
+    def is_uncovered(self) -> bool:
+        """Whether nothing is promised; a guarantee that claims coverage without a cost counts as none."""
+        return self.coverage is Coverage.NONE or (self.coverage is Coverage.COVERED and not self.history)
+
+    @property
+    def histories(self) -> dict[str, History]:
+        """Its cost, by adjacency."""
+        return {self.adjacency: self.history} if self.history else {}
 
 
 class Mechanism(Protocol):
@@ -95,7 +124,7 @@ class Trainings:
         if before is not None:
             # What is not covered stays so, whatever was trained with noise beside it.
             weakest = before if before.coverage == Coverage.NONE else guarantee
-            guarantee = replace(weakest, history=before.history + guarantee.history)
+            guarantee = replace(weakest, history=merge_histories([before.history, guarantee.history]))
         self._guarantee, self.count = guarantee, self.count + 1
         return self
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedrpc.privacy.accountant import Epsilons, compute_epsilon, compute_epsilons, merge_histories
+from fedrpc.privacy.accountant import Epsilons, compute_epsilon, compute_epsilons
 from fedrpc.privacy.ledger import NOISE, read_history
-from fedrpc.privacy.mechanisms import NO_GUARANTEE, Coverage, History
+from fedrpc.privacy.mechanisms import NO_GUARANTEE, Coverage, History, merge_histories
 from fedrpc.privacy.statement import state_epsilon
+from fedrpc.privacy.unaccounted import Unaccounted, describe_unaccounted
 
 Row = Mapping[str, Any]
 _KEYS = ("client", "covers", "coverage", "history", "adjacency")  # parameters are many, and not needed here
@@ -25,26 +26,32 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def summarise(released: Iterable[Row], delta: float, noise: str = "seeded") -> dict[str, Any]:
+def summarise(
+    released: Iterable[Row], delta: float, noise: str = "seeded", unaccounted: Sequence[Unaccounted] = ()
+) -> dict[str, Any]:
     """Builds the privacy part of summary.json: each epsilon, of the run and of kinds, with all that it depends on.
 
     Args:
         released: The rows of privacy.jsonl.
         delta: The delta at which epsilons are reported.
         noise: The source of the run's noise: "seeded" or "secret".
+        unaccounted: What left clients without a row: neither the run nor such a kind has an epsilon then.
     """
     kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in released:
         kinds[row["kind"]].append({key: row[key] for key in _KEYS})
     rows = [row for found in kinds.values() for row in found]
-    worst, reason = _compose_run(kinds, rows, delta)
+    worst, reason = _compose_run(kinds, rows, delta, unaccounted)
     nothing = dict.fromkeys(("epsilon", "accountant", "second", "unit", "adjacency", "sampling", "trust", "epsilons"))
     out: dict[str, Any] = nothing | {"delta": delta}
     if worst:
         out |= _state(worst, rows, delta, noise)
     if any(row["history"] for row in rows):
         out["noise"] = NOISE[noise]
-    releases = {kind: _summarise_kind(found, delta, noise) for kind, found in kinds.items()}
+    releases = {
+        kind: _summarise_kind(found, delta, noise, [entry for entry in unaccounted if entry.kind == kind])
+        for kind, found in kinds.items()
+    }
     return out | {"reason": reason, "releases": releases}
 
 
@@ -75,12 +82,14 @@ def _state(worst: tuple[History, Epsilons], rows: list[Any], delta: float, noise
 
 
 def _compose_run(
-    kinds: Mapping[str, list[Any]], rows: list[Any], delta: float
+    kinds: Mapping[str, list[Any]], rows: list[Any], delta: float, unaccounted: Sequence[Unaccounted]
 ) -> tuple[tuple[History, Epsilons] | None, str | None]:
     uncovered = sorted(kind for kind, found in kinds.items() if any(map(is_uncovered, found)))
     notions = {row["adjacency"] for row in rows if row["history"]}
     if uncovered:
         return None, f"{NO_GUARANTEE}: {', '.join(uncovered)} left clients uncovered"
+    if unaccounted:
+        return None, f"{NO_GUARANTEE}: {describe_unaccounted(unaccounted)}"
     if not rows:
         return None, "nothing left a client"
     if not notions:
@@ -91,8 +100,12 @@ def _compose_run(
     return found, None if found else f"{NO_GUARANTEE}: epsilon could not be computed"
 
 
-def _summarise_kind(rows: list[dict[str, Any]], delta: float, noise: str) -> dict[str, Any]:
+def _summarise_kind(
+    rows: list[dict[str, Any]], delta: float, noise: str, unaccounted: Sequence[Unaccounted]
+) -> dict[str, Any]:
     covers = next((row["covers"] for row in rows if is_uncovered(row)), None)
+    if unaccounted:
+        covers = f"{NO_GUARANTEE}: {describe_unaccounted(unaccounted)}"
     # The cost of a release that was charged with another kind is not in these rows.
     has_all_costs = covers is None and all(row["coverage"] != Coverage.CHARGED_ELSEWHERE for row in rows)
     costs = [row for row in rows if row["history"]]

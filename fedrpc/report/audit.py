@@ -10,8 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrpc.report.sheet import write_text
-from fedrpc.report.words import describe_kinds, describe_privacy
+from fedrpc.report.words import describe_kinds, describe_privacy, pluralize
 from fedrpc.study.audit import Audit
+
+_MAX_FAULTS = 40  # that are printed
 
 
 def show_audit(folder: Path, audit: Audit, console: Console) -> None:
@@ -21,19 +23,39 @@ def show_audit(folder: Path, audit: Audit, console: Console) -> None:
     run = {"the run": describe_privacy(privacy)} if privacy["epsilon"] is not None else {}
     for what, line in (run | describe_kinds(privacy)).items():
         console.print(Text(f"{what}: {line}"), soft_wrap=True)
-    for fault in audit.faults:
+    for fault in audit.faults[:_MAX_FAULTS]:
         console.print(Text("wrong ", style="red") + Text(fault), soft_wrap=True)
-    verdict = f"{len(audit.faults)} faults" if audit.faults else "every chain is whole, and the accounts agree"
-    console.print(f"{audit.num_rows:,} releases of {len(audit.heads)} clients: {verdict}", highlight=False)
+    if len(audit.faults) > _MAX_FAULTS:
+        console.print(f"... and {len(audit.faults) - _MAX_FAULTS:,} more, all in audit.json", highlight=False)
+    for note in audit.notes:
+        console.print(Text("not checked ", style="yellow") + Text(note), soft_wrap=True)
+    console.print(describe_verdict(audit), highlight=False, soft_wrap=True)
+    write_audit(folder, audit)
+
+
+def write_audit(folder: Path, audit: Audit) -> None:
+    """Writes audit.json into the run directory."""
     write_text(folder / "audit.json", _to_json(audit))
+
+
+def describe_verdict(audit: Audit) -> str:
+    """What an audit came to, in one line."""
+    about = f"{audit.num_rows:,} releases of {pluralize(len(audit.heads), 'client')}"
+    if audit.faults:
+        more = f"; and {len(audit.faults) - 1:,} more" if len(audit.faults) > 1 else ""
+        return f"{about}: {pluralize(len(audit.faults), 'fault')}: {audit.faults[0]}{more}"
+    checked = (
+        "every chain is whole" if audit.notes else "every chain is whole and signed, and claims what its answers cost"
+    )
+    return f"{about}: {checked}; all that went up has its row; the accountants agree"
 
 
 def _table(folder: Path, audit: Audit) -> Table:
     table = Table(title=f"Privacy of {folder}", title_justify="left", header_style="bold")
-    for name in ("what", "reported", "again", "dp-accounting", "tight", "what is promised"):
+    for name in ("what", "reported", "again", "dp-accounting", "tight", "from facts", "what is promised"):
         table.add_column(name, justify="left" if name.startswith("what") else "right")
     for line in audit.lines:
-        values = (line.reported, line.again, line.second, line.tight)
+        values = (line.reported, line.again, line.second, line.tight, line.facts)
         promise = line.covers + (f" ({line.accountant})" if line.accountant else "")
         table.add_row(line.what, *("-" if value is None else f"{value:.4g}" for value in values), Text(promise))
     return table
@@ -43,4 +65,6 @@ def _to_json(audit: Audit) -> str:
     # With the heads kept elsewhere, one can see later whether the whole file was rewritten.
     heads = {client: {"rows": count, "head": head.hex()} for client, (count, head) in audit.heads.items()}
     lines = [vars(line) for line in audit.lines]
-    return json.dumps({"rows": audit.num_rows, "faults": audit.faults, "lines": lines, "heads": heads}, indent=1) + "\n"
+    found = {"rows": audit.num_rows, "faults": audit.faults, "notes": audit.notes, "lines": lines, "heads": heads}
+    found |= {"keys": audit.keys}
+    return json.dumps(found, indent=1) + "\n"

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from fedrpc.errors import FedrpcError
 from fedrpc.files import explain_unwritable, write_atomically
 from fedrpc.privacy.mechanisms import Coverage
 from fedrpc.privacy.words import describe_epsilon, format_epsilon
@@ -37,23 +38,47 @@ def show_runs(folders: Sequence[Path], console: Console) -> None:
     """For each finished run: prints its table, writes its page and prints where that is."""
     for run in [read_run(folder) for folder in folders]:  # reads all before writing any: a wrong name changes nothing
         print_summary(dict(run.summary), console)
-        console.print(Text(f"run directory: {run.folder}\nreport: {_write(run)}"), soft_wrap=True)
+        verdict, style = _audit_epsilon(run)
+        if verdict:
+            console.print(Text(f"audit: {verdict}", style=style), soft_wrap=True)
+        console.print(Text(f"run directory: {run.folder}\nreport: {_write(run, verdict)}"), soft_wrap=True)
 
 
 def write_page(run_dir: Path) -> Path:
     """Writes `run_dir`/report.html and returns its path."""
-    return _write(read_run(run_dir))
+    run = read_run(run_dir)
+    return _write(run, _audit_epsilon(run)[0])
 
 
-def _write(run: Run) -> Path:
+def _audit_epsilon(run: Run) -> tuple[str, str]:
+    """Audits a run that promises an epsilon, which is what its clients claim; returns the verdict and its style."""
+    privacy = run.summary["privacy"]
+    if all(entry["epsilon"] is None for entry in (privacy, *privacy["releases"].values())):
+        return "", ""
+    from fedrpc.report.audit import describe_verdict, write_audit  # here, since accountants are slow to import
+    from fedrpc.study.audit import audit_run
+
+    try:
+        found = audit_run(run.folder)
+    except FedrpcError as error:  # a run can be shown also where it cannot be audited
+        return f"not possible: {error}", "bold red"
+    write_audit(run.folder, found)
+    return describe_verdict(found), "bold red" if found.faults else ""
+
+
+def _write(run: Run, verdict: str) -> Path:
     path = run.folder / "report.html"
     with explain_unwritable(path):
-        write_atomically(path, render_page(run))
+        write_atomically(path, render_page(run, verdict))
     return path
 
 
-def render_page(run: Run) -> str:
-    """The whole page."""
+def render_page(run: Run, verdict: str = "") -> str:
+    """The whole page.
+
+    Args:
+        verdict: What the audit of its privacy came to, if there was one.
+    """
     summary = run.summary
     chips = [
         ("partition", summary["partition"]),
@@ -63,6 +88,8 @@ def render_page(run: Run) -> str:
         ("rounds", f"{summary['num_rounds']:,}"),
         ("seed", summary["seed"]),
     ]
+    if summary.get("unanswered"):
+        chips.append(("answers", summary["unanswered"]))
     if summary.get("caveat"):
         chips.append(("caveat", summary["caveat"]))
     return render(
@@ -75,7 +102,7 @@ def render_page(run: Run) -> str:
         reported=_collect_reported(summary),
         bytes=_collect_bytes(run),
         partition=_collect_partition(run),
-        privacy=_collect_privacy(run),
+        privacy=_collect_privacy(run, verdict),
         ledger_check=_list_ledger_check(summary),
         identity=_list_identity(run),
         configuration=_group_configuration(run.config),
@@ -243,7 +270,7 @@ def _collect_partition(run: Run) -> dict[str, Any]:
     return {"about": " ".join(describe_partition(run.partition)), "plots": plots}
 
 
-def _collect_privacy(run: Run) -> dict[str, Any]:
+def _collect_privacy(run: Run, verdict: str) -> dict[str, Any]:
     privacy = run.summary["privacy"]
     known = privacy["releases"]
 
@@ -267,7 +294,7 @@ def _collect_privacy(run: Run) -> dict[str, Any]:
     ]
     head = ("kind", "phase", "parts", "mechanism", "what covers it", "releases", "clients", "ε of the kind", "δ")
     more = len(run.releases) - MAX_ROWS
-    guarantee = make_sentence(describe_privacy(privacy))
+    guarantee = make_sentence(describe_privacy(privacy)) + (f" Audit: {verdict}." if verdict else "")
     return {
         "about": f"What left clients and under what guarantee. {guarantee} {_warn_of_seeded_noise(run)}".rstrip(),
         "kinds": list(describe_kinds(privacy).items()),

@@ -86,6 +86,8 @@ def _list_facts(summary: dict[str, Any]) -> Table:
     check = summary["ledger_check"]
     agree = "agree to the byte" if not check["differing"] else f"DIFFER in {check['differing']} rows"
     facts.add_row("ledgers", f"server and {check['clients']} clients {agree} ({check['compared']} rows)")
+    if summary.get("unanswered"):
+        facts.add_row("answers", Text(summary["unanswered"], style="bold red"))
     if summary.get("caveat"):
         facts.add_row("caveat", summary["caveat"])
     for entry in summary.get("reported", {}).values():

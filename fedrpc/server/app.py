@@ -142,12 +142,16 @@ class Servicer:
 
     def _build_admission(self, session: Session) -> pb.Admission:
         rows, head = self._privacy.get_head(session.client)
-        spent = self._privacy.get_history(session.client)
+        spent = self._privacy.get_histories(session.client).items()
         return pb.Admission(
             session=session.number,
             privacy_rows=rows,
             privacy_head=head,
-            privacy_spent=[pb.Spent(noise_multiplier=n, sample_rate=q, steps=s) for n, q, s in spent],
+            privacy_spent=[
+                pb.Spent(noise_multiplier=noise, sample_rate=rate, steps=steps, adjacency=adjacency)
+                for adjacency, history in spent
+                for noise, rate, steps in history
+            ],
         )
 
     def _book_join(

@@ -20,6 +20,8 @@ from fedrpc.methods.builtin import EVALUATION, LEDGER, Candidate
 from fedrpc.methods.runtime import SETUP_ROUND
 from fedrpc.metrics.records import RecordsFile
 from fedrpc.privacy import summary as privacy
+from fedrpc.privacy.accountant import describe_weak_delta
+from fedrpc.privacy.unaccounted import describe_unaccounted, find_unaccounted
 from fedrpc.seeds import derive, seed_torch
 from fedrpc.server import evaluation, summary
 from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder
@@ -60,6 +62,7 @@ class Coordinator:
         self._seconds_before = 0.0
         self._aggregation: dict[str, Any] = {}  # the aggregators' states, by name
         self._started = time.monotonic()
+        self._warning = ""  # about the run's privacy settings
 
     async def run(self) -> dict[str, Any]:
         """Runs all rounds and returns the summary."""
@@ -76,6 +79,7 @@ class Coordinator:
         if unfinished:
             await self._evaluation.load(self._method.model(state))
             self._write(unfinished.complete(await self._evaluation.evaluate_alone(unfinished.owed)))
+        self._check_delta()
         await self._wait_for_clients()
         if first == SETUP_ROUND:
             state = await self._setup(state, steps)
@@ -86,6 +90,13 @@ class Coordinator:
         return await self._finish(state)
 
     # Before the first round
+
+    def _check_delta(self) -> None:
+        if not self._problem.expects_cost:
+            return
+        self._warning = describe_weak_delta(self._config.privacy.delta, self._problem.env.num_examples())
+        if self._warning:
+            self._log.warning("weak_delta", why=self._warning)
 
     def _resume(self) -> tuple[Any, int, dict[str, int], FinishedRound | None]:
         """The state to resume from, the next stage, its steps that are done, and the round to evaluate first."""
@@ -176,7 +187,8 @@ class Coordinator:
             self._aggregation = rnd.aggregation
             rnd.close()
             seconds = time.monotonic() - started
-            records = [{"event": "setup_finished", "round": SETUP_ROUND, "seconds": seconds} | rnd.recorded]
+            record = {"event": "setup_finished", "round": SETUP_ROUND, "seconds": seconds}
+            records = [record | rnd.recorded | self._describe_stage(rnd)]
         await self._make_durable(state, SETUP_ROUND, records)
         return state
 
@@ -186,7 +198,10 @@ class Coordinator:
         state = await self._method.round(state, rnd)
         self._aggregation = rnd.aggregation
         rnd.close()
-        record = {"event": "round_finished", "round": index, "num_clients": len(rnd.answered)} | rnd.recorded
+        record = {"event": "round_finished", "round": index, "num_clients": len(rnd.answered)}
+        record |= rnd.recorded | self._describe_stage(rnd)
+        if not rnd.answered:
+            record["unanswered"] = next(iter(rnd.missing.values()), "")
         weights, last = self._method.model(state), index == self._config.rounds - 1
         evaluated = {"event": "evaluated", "round": index} | await self._evaluate_on_clients(weights, index, last=last)
         await self._settle()  # the evaluation holds one model at a time
@@ -204,6 +219,10 @@ class Coordinator:
         else:
             self._show(found)
         return state
+
+    def _describe_stage(self, rnd: ServerRound) -> dict[str, Any]:
+        """Who took part, and for how many rounds the run was planned then: noise for a target epsilon follows it."""
+        return {"participation": rnd.describe_participation(), "planned_rounds": self._config.rounds}
 
     async def _evaluate_beside(self, found: FinishedRound) -> None:
         """Evaluates a durable round while the next one runs, and writes its lines."""
@@ -335,7 +354,7 @@ class Coordinator:
         await self._evaluation.load(weights)
         evaluated = {"event": "evaluated", "round": index} | await self._evaluation.evaluate_alone([TEST, FEATURES])
         evaluated |= await self._evaluate_on_clients(weights, index, last=True)
-        self._records.add([evaluated | {"final": True} | rnd.recorded])
+        self._records.add([evaluated | {"final": True} | rnd.recorded | self._describe_stage(rnd)])
         return state
 
     async def _compare_ledgers(self) -> dict[str, Any]:
@@ -379,11 +398,18 @@ class Coordinator:
             "reported": summary.collect_reported(
                 summary.list_reported(self._method, self._problem.params), self._records.all()
             ),
-            "privacy": privacy.summarise(
-                privacy.read_rows(self._out / "privacy.jsonl"), self._config.privacy.delta, self._config.privacy.noise
-            ),
+            "unanswered": summary.describe_unanswered(self._records.all()),
+            "privacy": self._summarise_privacy(rows),
             "seconds": self._seconds(),
             "model_sha256": summary.hash_model(weights),
             "bytes": summary.summarise_bytes(rows, cost, fedavg, kernel, self._meter.note),
             "exposure": summary.compute_exposure(rows, self._config.clients),
         }
+
+    def _summarise_privacy(self, rows: ledger.Rows) -> dict[str, Any]:
+        path, config = self._out / "privacy.jsonl", self._config.privacy
+        unaccounted = find_unaccounted(rows.items(), privacy.read_rows(path))
+        if unaccounted:
+            self._log.warning("privacy_rows_missing", what=describe_unaccounted(unaccounted))
+        stated = privacy.summarise(privacy.read_rows(path), config.delta, config.noise, unaccounted)
+        return stated | ({"warning": self._warning} if self._warning else {})

@@ -108,6 +108,9 @@ class ServerRound:
         self.steps: dict[str, int] = dict(steps or {})
         self.aggregation: dict[str, Any] = dict(aggregation or {})
         self.answered: set[ClientId] = set()  # who gave at least one answer
+        self._abstained: set[ClientId] = set()  # who declined at least one question
+        self._missed: set[ClientId] = set()  # who failed to answer at least one
+        self._num_answers: Counter[str] = Counter()  # by phase
         self._server, self._quorum, self._attempts, self._save = server, quorum, attempts, save
         self._scope = ""  # before the purposes of random streams
         self._hung: dict[ClientId, str] = {}
@@ -156,10 +159,25 @@ class ServerRound:
         if self._save is None:
             raise RuntimeError("only set-up and rounds have durable points within them")
         await self._save(self, state)
+        self._num_answers.clear()
 
     def record(self, **values: Any) -> None:
         """Adds values to this round's line in records.jsonl."""
         self.recorded |= values
+
+    def describe_participation(self) -> dict[str, Any]:
+        """Who was to take part in this stage and who did, for records.jsonl: `fedrpc audit` checks rows by it.
+
+        `answers` are counted by phase from the last durable point within the stage, if there was one: a server that is
+        started again continues there, and knows of no answer before.
+        """
+        return {
+            "cohort": list(self.cohort),
+            "answered": sorted(self.answered),
+            "abstained": sorted(self._abstained),
+            "missing": sorted(self._missed),
+            "answers": dict(self._num_answers),
+        }
 
     def close(self) -> None:
         """Withdraws the tasks that the method left unanswered."""
@@ -208,7 +226,8 @@ class ServerRound:
     def _for_layer(self, layer: Aggregator[Any, Any]) -> ServerRound:
         """This round for an aggregator: with random streams of its own, and its answers are no participation."""
         mine = copy.copy(self)
-        mine._scope, mine.answered = f"aggregation/{layer.name}/", set()
+        mine._scope = f"aggregation/{layer.name}/"
+        mine.answered, mine._abstained, mine._missed = set(), set(), set()
         return mine
 
     def _set_state(self, layer: Aggregator[Any, Any], state: Any) -> None:
@@ -262,6 +281,7 @@ class ServerRound:
                     self._note_missing(phase, task.client, reply)
                     continue
                 self.answered.add(task.client)
+                self._num_answers[phase.name] += 1
                 yield reply
                 del reply  # its mapped file with it
                 task.question.forget()
@@ -325,6 +345,7 @@ class ServerRound:
     def _note_missing(self, phase: Phase[Any, Any], client: ClientId, why: Missing) -> None:
         if why.hung:
             self._hung[client] = why.reason
+        (self._abstained if why.abstained else self._missed).add(client)
         self._log.warning("client_missing", phase=phase.name, client=client, why=why.reason)
 
     def _show_progress(self, phase: Phase[Any, Any], tasks: Sequence[Task]) -> None:

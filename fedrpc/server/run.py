@@ -163,7 +163,9 @@ def _prepare(config: RunConfig, data_dir: Path | None) -> tuple[Problem, dict[st
     problem = Problem(config, data_dir)
     select_cohort(problem, 0)  # raises now when the selection does not exist or does not work
     table = summarize_partition(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
-    return problem, table | {"classes": list(problem.dataset.classes)}
+    # For those who read the run without its data: what a client trains on, after its local test set is set aside.
+    found = {"num_train": list(problem.env.num_examples()), "shape": list(problem.dataset.shape)}
+    return problem, table | {"classes": list(problem.dataset.classes)} | found
 
 
 async def _run_server(

@@ -100,6 +100,16 @@ def summarise_accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     } | {name: value for name, value in last.items() if value is not None}
 
 
+def describe_unanswered(records: Sequence[Mapping[str, Any]]) -> str:
+    """Says in how many rounds no client answered, as when all of them abstained, and why; "" when there was none."""
+    rounds = [row for row in records if row["event"] == "round_finished"]
+    reasons = [row["unanswered"] for row in rounds if "unanswered" in row]
+    if not reasons:
+        return ""
+    untrained = ", so nothing was learned" if len(reasons) == len(rounds) else ""
+    return f"no client answered in {len(reasons)} of {len(rounds)} rounds{untrained}: {reasons[0]}"
+
+
 def predict_cost(problem: Problem, shapes: Shapes) -> Cost:
     """The formula of the whole run: the method's, and those of the aggregators' own phases."""
     total = problem.method.cost(shapes)

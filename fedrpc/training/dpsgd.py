@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,16 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 from opacus import GradSampleModule, PrivacyEngine
-from opacus.accountants.utils import get_noise_multiplier
 from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedrpc.config import DpSgdConfig, PrivacyConfig, TrainConfig
+from fedrpc.config import PrivacyConfig, TrainConfig
 from fedrpc.data.examples import Examples
 from fedrpc.errors import ConfigError
 from fedrpc.privacy.mechanisms import ZERO_OUT, Coverage, Guarantee, History, Trainings, public
+from fedrpc.training.dpsgd_plan import plan_cost
 from fedrpc.training.loop import TrainReport, build_optimizer
 from fedrpc.training.losses import Loss
 
@@ -52,7 +51,7 @@ class DpSgd:
         num_rounds: The run's rounds: a target epsilon is meant for a client that takes part in all of them.
         noise: The generator of the noise, on the device of the training.
         sampling: The generator that samples batches; as secret as the noise, because the guarantee relies on it.
-        afford: Called with the cost before training; abstains when it exceeds the budget.
+        afford: Called with adjacency and cost before training; abstains when the cost exceeds a limit.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class DpSgd:
         num_rounds: int,
         noise: torch.Generator,
         sampling: torch.Generator,
-        afford: Callable[[History], None],
+        afford: Callable[[str, History], None],
     ) -> None:
         assert config.dp_sgd is not None
         self._config, self._dp, self._num_rounds = config, config.dp_sgd, num_rounds
@@ -88,30 +87,23 @@ class DpSgd:
         """Trains the model in place; `draw` is the expected number of examples in an epoch."""
         size = len(data)
         epochs = config.epochs if epochs is None else epochs
-        if not size or not epochs:
+        cost = plan_cost(self._config, config, size, self._num_rounds, epochs=epochs, draw=draw)
+        if not cost:
             return TrainReport(size, 0, (math.nan,) * epochs, NOTHING_SEEN, SIZE_AND_LOSS)
-        # The number of steps of an epoch is its number of batches, as Opacus counts them.
-        steps = max(1, math.ceil((size if draw is None else min(draw, size)) / config.batch_size))
-        rate = 1 / math.ceil(size / config.batch_size)
-        multiplier = self._choose_multiplier(rate, epochs * steps)
-        self._afford(((multiplier, rate, epochs * steps),))
+        ((multiplier, _, steps),) = cost
+        self._afford(ZERO_OUT, cost)
         model.train()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Opacus warns about random numbers and hooks
             engine, wrapped, optimizer, batches = self._make_private(model, data, config, lr, multiplier)
             _attach_on_grad(optimizer, on_grad, model)
-            for index in _sample_batches(batches, epochs * steps):
+            for index in _sample_batches(batches, steps):
                 check()
                 self._step(wrapped, optimizer, loss, data.batch(index), device)
         wrapped.to_standard_module()
         history = tuple((float(n), float(q), int(s)) for n, q, s in engine.accountant.history)
         covered = self._trainings.add(self._build_guarantee(history))
-        return TrainReport(size, epochs * steps, (math.nan,) * epochs, covered, SIZE_AND_LOSS)
-
-    def _choose_multiplier(self, rate: float, steps: int) -> float:
-        if self._dp.noise_multiplier is not None:
-            return self._dp.noise_multiplier
-        return _solve_noise(self._dp, self._config.delta, rate, steps * self._num_rounds)
+        return TrainReport(size, steps, (math.nan,) * epochs, covered, SIZE_AND_LOSS)
 
     def _make_private(
         self,
@@ -202,15 +194,3 @@ def _attach_on_grad(optimizer: DPOptimizer, on_grad: Callable[[nn.Module], None]
         on_grad(model)
 
     optimizer.attach_step_hook(both)
-
-
-@functools.lru_cache(maxsize=256)
-def _solve_noise(dp: DpSgdConfig, delta: float, rate: float, steps: int) -> float:
-    assert dp.target_epsilon is not None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return float(
-            get_noise_multiplier(
-                target_epsilon=dp.target_epsilon, target_delta=delta, sample_rate=rate, steps=steps, accountant="rdp"
-            )
-        )

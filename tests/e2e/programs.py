@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ from typing import Any, TypeVar
 import psutil
 
 from fedrpc.config import RunConfig, build, parse_set
+from fedrpc.study.audit import audit_run
+from tests.fakes import registered
 
 T = TypeVar("T")
 
@@ -94,6 +97,18 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
+def check_accounts(run: Path) -> None:
+    """Audits a finished run as `fedrpc audit` does, with the methods from outside at hand."""
+    if str(OUTSIDE) not in sys.path:
+        sys.path.append(str(OUTSIDE))
+    outside = importlib.import_module("outside")
+    methods = [value for value in vars(outside).values() if isinstance(value, type) and "name" in vars(value)]
+    with registered(*methods):
+        found = audit_run(run)
+    notes = [note for note in found.notes if "joined with another key" not in note]  # tests remove clients' folders
+    assert (found.faults, notes) == ([], []), run
+
+
 class Program(ABC):
     """One running program, with its output in files.
 
@@ -103,6 +118,7 @@ class Program(ABC):
     """
 
     pid: int
+    out_dir: Path | None = None  # its --out: a run directory, or one of several
 
     def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,6 +154,10 @@ class Program(ABC):
         code = self.wait(timeout_s)
         assert code == 0, f"{self._stem.name} ended with {code}\n{self.out}\n{self.err}"
         assert "Traceback" not in self.err, self.err
+        for summary in (
+            [*self.out_dir.glob("summary.json"), *self.out_dir.glob("*/summary.json")] if self.out_dir else []
+        ):
+            check_accounts(summary.parent)
         return self
 
     def send(self, number: int) -> None:
@@ -308,6 +328,8 @@ class Programs:
             program = Fork(self._folder, name, plain, self._preloaded, env or {})
         else:
             program = Script(self._folder, name, plain, {**self._env, **(env or {})})
+        if "--out" in plain:
+            program.out_dir = Path(plain[plain.index("--out") + 1])
         self._started.append(program)
         return program
 

@@ -8,12 +8,14 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opacus.accountants import RDPAccountant
 
 from tests.e2e.programs import Gates, Programs, settings, wait_for
 from tests.e2e.rundir import RunDir, find_broken_links, find_repeated_releases
+from tests.finished import Change, forge
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -72,7 +74,9 @@ def test_epsilon_is_that_of_one_process(killed: RunDir) -> None:
 
 def test_the_audit_agrees_and_finds_what_was_changed(killed: RunDir, programs: Programs, tmp_path: Path) -> None:
     told = programs.start("fedrpc", "audit", killed.path).wait_for_success()
-    assert "every chain is whole, and the accounts agree" in told.out
+    assert "all that went up has its row; the accountants agree" in told.out
+    assert "from row 24 on: it joined with another key" in told.out, "its folder was lost in round 12"
+    assert told.err == ""
     copy = RunDir(tmp_path / "copy")
     shutil.copytree(killed.path, copy.path)
     text = (copy.path / "privacy.jsonl").read_text()
@@ -81,3 +85,50 @@ def test_the_audit_agrees_and_finds_what_was_changed(killed: RunDir, programs: P
     assert caught.wait() == 1
     assert "breaks the chain" in caught.out
     assert json.loads((copy.path / "audit.json").read_text())["faults"]
+
+
+def change_costs(**changes: Any) -> Change:
+    return lambda row: row | changes if row["history"] else row
+
+
+TRUE = "config.toml and partition.json give noise 1.1 at rate 0.333333 for 3 steps"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            change_costs(history=[[9.9, 1 / 3, 3]]),
+            f"(round 0, fit) claims noise 9.9 at rate 0.333333 for 3 steps; {TRUE}",
+        ),
+        (change_costs(history=[[NOISE, 1 / 6, 3]]), f"claims noise 1.1 at rate 0.166667 for 3 steps; {TRUE}"),
+        (change_costs(history=[], coverage="public", covers="public: no"), f"claims no cost (public: no); {TRUE}"),
+        (
+            lambda row: row if row["client"] else None,
+            "client 0's weights went up in round 0 (fit) without a privacy row",
+        ),
+    ],
+    ids=["noise", "rate", "public", "no rows"],
+)
+def test_rows_that_were_forged_and_chained_anew_are_named(
+    change: Change, message: str, killed: RunDir, programs: Programs, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(killed.path, copy)
+    forge(copy, change)
+    caught = programs.start("fedrpc", "audit", copy)
+    assert caught.wait() == 1
+    assert "breaks the chain" not in caught.out
+    assert message in caught.out
+
+
+def test_a_forged_epsilon_is_not_shown_without_the_verdict(killed: RunDir, programs: Programs, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(killed.path, copy)
+    forge(copy, change_costs(history=[[9.9, 1 / 3, 3]]))
+    told = programs.start("fedrpc", "report", copy)
+    assert told.wait() == 0
+    verdict = " faults: privacy.jsonl, line 1: client"
+    assert verdict in told.out
+    assert verdict in (copy / "report.html").read_text().replace("&#39;", "'")
+    assert "the accountants agree" in programs.start("fedrpc", "report", killed.path).wait_for_success().out

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from fedrpc.aggregation.aggregator import AGGREGATORS
+from fedrpc.aggregation.mean import Mean
 from fedrpc.errors import ConfigError
 from fedrpc.methods.fedavg import FedAvg
 from fedrpc.methods.method import Method
@@ -17,3 +21,35 @@ def test_a_method_that_lacks_something_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="method 'half' is incomplete: Half lacks round, cost"):
         problem_of(Half)
+
+
+@pytest.mark.parametrize("privacy", [{}, {"dp_sgd": {"noise_multiplier": 0.0}}], ids=["no noise", "noise of 0"])
+def test_a_budget_that_limits_nothing_is_refused(privacy: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--epsilon-budget 8 limits nothing: .* got fedavg without noise; add --dp-sgd"
+    ):
+        problem_of("fedavg", privacy={"epsilon_budget": 8.0} | privacy)
+
+
+@pytest.mark.parametrize("dp_sgd", [{"noise_multiplier": 1.0}, {"target_epsilon": 3.0}])
+def test_a_budget_that_private_training_spends_is_accepted(dp_sgd: dict[str, Any]) -> None:
+    assert problem_of("fedavg", privacy={"epsilon_budget": 8.0, "dp_sgd": dp_sgd}).expects_cost
+
+
+def test_a_budget_is_accepted_if_the_method_or_an_aggregator_releases_with_noise() -> None:
+    means: dict[str, Any] = {"build": None, "model": "dpms", "privacy": {"epsilon_budget": 8.0}}
+    private = {"mode": "private", "m": 2, "preliminary": 1}
+    assert problem_of("feddpms", params=private, **means).expects_cost
+    for silent in ({"mode": "paper"}, private | {"sigma": 0.0}, private | {"alpha": 0}):
+        with pytest.raises(ConfigError, match="limits nothing"):
+            problem_of("feddpms", params=silent, **means)
+
+    class Noisy(Mean):
+        name = "noisy"
+        releases_updates = True
+
+    AGGREGATORS.register(Noisy.name)(Noisy)
+    try:
+        assert problem_of("fedavg", aggregators=["noisy"], privacy={"epsilon_budget": 8.0}).expects_cost
+    finally:
+        AGGREGATORS._items.pop(Noisy.name)

@@ -68,7 +68,7 @@ from fedrpc.methods.feddpms.messages import (
     State,
     StoredWeights,
 )
-from fedrpc.methods.feddpms.privacy import NAMED, list_reported_values
+from fedrpc.methods.feddpms.privacy import NAMED, build_mechanism, list_reported_values
 from fedrpc.methods.feddpms.server import run_preliminary_round, run_secondary_round
 from fedrpc.methods.method import (
     ClientContext,
@@ -84,7 +84,7 @@ from fedrpc.methods.method import (
 from fedrpc.methods.tools import Pictures, ReportedValue
 from fedrpc.models.dpms import require_latent
 from fedrpc.models.state import load, read_tensors
-from fedrpc.privacy.mechanisms import public
+from fedrpc.privacy.mechanisms import History, public
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.message import Tensors
 
@@ -217,3 +217,15 @@ class FedDpms(Method[State, FedDpmsParams]):
     def cost(self, shapes: Shapes[FedDpmsParams]) -> Cost:
         """FedAvg's, plus decoders, class indices and means; the matching follows from class counts."""
         return Tally(shapes).cost()
+
+    def expect_cost(self, phase: str, env: Env[FedDpmsParams], training: History) -> History:
+        """In private mode shared means cost the draws of their noise, however many classes a client can name."""
+        params = env.params
+        if phase != SHARE.name:
+            return super().expect_cost(phase, env, training)
+        if params.filters or not params.alpha:
+            return ()
+        latent = require_latent(env.model(), self.name).latent
+        clip = params.choose_clip(latent)
+        mechanism = build_mechanism(latent=latent, alpha=params.alpha, m=params.m, sigma=params.sigma, clip=clip)
+        return mechanism.guarantee.history

@@ -33,7 +33,7 @@ def store(tmp_path):
     found.close()
 
 
-def context(store, problem=None, client=1, stop=None, spent=tuple, **question) -> AnswerContext:
+def context(store, problem=None, client=1, stop=None, spent=dict, **question) -> AnswerContext:
     problem = problem or problem_of("fedavg", train={"lr": 0.1, "lr_decay": 0.5})
     return AnswerContext(
         problem,
@@ -186,7 +186,7 @@ def test_secret_noise_cannot_be_found_by_trying_the_seeds_of_torch(store):
 def test_a_release_over_the_budget_abstains_before_anything_leaves(store):
     mechanism = Gaussian(1.0, 1.0, covers="x")
     one = compute_epsilon(mechanism.guarantee.history, 1e-5)
-    problem = problem_of("fedavg", privacy={"epsilon_budget": one * 1.01})
+    problem = problem_of("fedavg", privacy={"epsilon_budget": one * 1.01, "dp_sgd": {"noise_multiplier": 1.0}})
     ctx = context(store, problem)
     ctx.release("a", torch.zeros(2), mechanism)
     told = Declared(mechanism.guarantee)
@@ -202,13 +202,35 @@ def test_a_release_over_the_budget_abstains_before_anything_leaves(store):
 
 
 def test_what_was_spent_before_counts(store):
-    history = ((1.0, 1.0, 5),)
-    problem = problem_of("fedavg", privacy={"epsilon_budget": compute_epsilon(((1.0, 1.0, 6),), 1e-5) + 1e-6})
-    ctx = context(store, problem, spent=lambda: history)
+    budget = compute_epsilon(((1.0, 1.0, 6),), 1e-5) + 1e-6
+    problem = problem_of("fedavg", privacy={"epsilon_budget": budget, "dp_sgd": {"noise_multiplier": 1.0}})
+    ctx = context(store, problem, spent=lambda: {"replace-one": ((1.0, 1.0, 5),)})
     ctx.release("a", torch.zeros(2), Gaussian(1.0, 1.0, covers="x"))
-    over = context(store, problem, spent=lambda: ((1.0, 1.0, 6),))
+    over = context(store, problem, spent=lambda: {"replace-one": ((1.0, 1.0, 6),)})
     with pytest.raises(Abstained):
         over.release("a", torch.zeros(2), Gaussian(1.0, 1.0, covers="x"))
+
+
+def test_costs_for_different_neighbours_are_not_added_up(store):
+    one = Gaussian(1.0, 1.0, covers="x")
+    budget = compute_epsilon(one.guarantee.history, 1e-5) * 1.01
+    problem = problem_of("fedavg", privacy={"epsilon_budget": budget, "dp_sgd": {"noise_multiplier": 1.0}})
+    ctx = context(store, problem, spent=lambda: {"zero-out": ((1.0, 1.0, 1),)})
+    ctx.release("a", torch.zeros(2), one)
+    with pytest.raises(Abstained, match="neighbours: zero-out"):
+        ctx.release("b", torch.zeros(2), Gaussian(1.0, 1.0, covers="x", adjacency="zero-out"))
+    with pytest.raises(Abstained, match="neighbours: replace-one"):
+        ctx.release("c", torch.zeros(2), Gaussian(1.0, 1.0, covers="x"))
+
+
+def test_trainings_whose_results_are_not_released_count_against_the_budget(store):
+    problem = problem_of("fedavg", partition="iid", privacy={"epsilon_budget": 7.0, "dp_sgd": {"noise_multiplier": 1}})
+    ctx = context(store, problem)
+    ctx.train(ctx.model(), cross_entropy)
+    one = compute_epsilon(ctx.trained.history, 1e-5)
+    assert one < 7.0 < compute_epsilon(tuple((*entry[:2], 2 * entry[2]) for entry in ctx.trained.history), 1e-5)
+    with pytest.raises(Abstained, match=rf"the budget is 7 \({one:.4g} spent\)"):
+        ctx.train(ctx.model(), cross_entropy)
 
 
 def test_a_release_of_a_part_that_the_answer_has_not_is_an_error():

@@ -25,7 +25,7 @@ from tests.fakes import CPU, asynchronous, problem_of
 from tests.unit.wire.messages import kept_message
 
 ROWS = {Key(0, "fit", "weights", "down", 1, 0): Sums(1, 2, 3)}
-NEW = Admission(session=7, privacy_rows=0, privacy_head=GENESIS, privacy_spent=())
+NEW = Admission(session=7, privacy_rows=0, privacy_head=GENESIS, privacy_spent={})
 
 
 @pytest.fixture(scope="module")
@@ -162,10 +162,10 @@ def test_a_client_that_was_closed_answers_the_same_again(desk, problem):
 
 
 def test_a_client_that_lost_its_store_adopts_the_servers_chain(desk, work):
-    desk.member.admit(work, Admission(8, 3, b"h" * 32, ((1.0, 0.5, 2),)), 0)
+    desk.member.admit(work, Admission(8, 3, b"h" * 32, {"zero-out": ((1.0, 0.5, 2),)}), 0)
     assert desk.member.session == 8
     assert desk.member.open_store().num_released() == 3
-    assert desk.member.open_store().get_history() == ((1.0, 0.5, 2),)
+    assert desk.member.open_store().get_histories() == {"zero-out": ((1.0, 0.5, 2),)}
 
 
 # Submitting

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from fedrpc.client.store import ClientStore, Kept, Transaction
 from fedrpc.errors import Refused
@@ -370,7 +371,7 @@ def test_a_store_that_a_power_cut_tore_is_begun_anew(tmp_path):
     (tmp_path / "store.db").write_bytes(b"torn" * 1024)
     with closing(ClientStore(tmp_path)) as store:
         assert store.num_released() == 0
-        assert store.adopt_chain(1, b"h" * 32, ())
+        assert store.adopt_chain(1, b"h" * 32, {})
         assert commit(store, "b")
     assert (tmp_path / "torn-store.db").exists()
 
@@ -405,29 +406,29 @@ def test_a_chain_that_is_not_shorter_than_the_servers_is_kept(store, count):
     heads = [GENESIS]
     for row in rows:
         heads.append(hash_row(heads[-1], row))
-    assert not store.adopt_chain(count, heads[count], ())
+    assert not store.adopt_chain(count, heads[count], {})
     assert store.read_privacy_rows(0) == rows
 
 
 def test_another_chain_than_the_servers_is_refused(store):
     commit(store, "a", released=(release(), release()))
     with pytest.raises(Refused, match="differs from its own at row 0"):
-        store.adopt_chain(1, b"\7" * 32, ())
+        store.adopt_chain(1, b"\7" * 32, {})
 
 
 def test_the_history_survives_undoing_restarts_and_a_lost_store(store, tmp_path):
     promise = Guarantee("gaussian", {}, "record-level", ((2.0, 1.0, 3),), "replace-one")
-    assert store.get_history() == ()
+    assert store.get_histories() == {}
     commit(store, "a", released=(release(), release(guarantee=promise)))
     commit(store, "b", released=(release(guarantee=promise),))
-    assert store.get_history() == ((2.0, 1.0, 6),)
+    assert store.get_histories() == {"replace-one": ((2.0, 1.0, 6),)}
     assert store.find_answer("a", b"another question") is None  # undoes a and b
-    assert store.get_history() == ((2.0, 1.0, 6),)
+    assert store.get_histories() == {"replace-one": ((2.0, 1.0, 6),)}
     other = ClientStore(tmp_path / "new")
-    assert other.adopt_chain(3, b"\7" * 32, store.get_history())
-    assert other.get_history() == store.get_history()
+    assert other.adopt_chain(3, b"\7" * 32, store.get_histories())
+    assert other.get_histories() == store.get_histories()
     commit(other, "c", released=(release(guarantee=promise),))
-    assert other.get_history() == ((2.0, 1.0, 9),)
+    assert other.get_histories() == {"replace-one": ((2.0, 1.0, 9),)}
     other.close()
 
 
@@ -435,8 +436,8 @@ def test_the_history_survives_undoing_restarts_and_a_lost_store(store, tmp_path)
 def test_a_lost_store_goes_on_with_the_servers_chain(store, own):
     if own:
         commit(store, "a", released=(release(),) * own)
-    assert store.adopt_chain(5, b"\7" * 32, ())
-    assert not store.adopt_chain(5, b"\7" * 32, ()), "adopted once"
+    assert store.adopt_chain(5, b"\7" * 32, {})
+    assert not store.adopt_chain(5, b"\7" * 32, {}), "adopted once"
     commit(store, "b", released=(release(), release()))
     rows = [json.loads(row) for row in store.read_privacy_rows(5)]
     assert [row["index"] for row in rows] == [5, 6]
@@ -509,10 +510,79 @@ def test_two_threads_can_use_it_at_once(store):
     assert value(store) == 29
 
 
+def promise(steps: int, adjacency: str = "replace-one", noise: float = 1.0) -> Release:
+    return release(guarantee=Guarantee("gaussian", {}, "record-level", ((noise, 1.0, steps),), adjacency))
+
+
 def test_a_server_cannot_make_a_client_forget_what_it_spent(store):
-    promise = Guarantee("gaussian", {}, "record-level", ((1.0, 1.0, 100),), "replace-one")
-    commit(store, "a", released=(release(guarantee=promise),))
-    with pytest.raises(Refused, match="but they spent less"):
-        store.adopt_chain(1000, b"\7" * 32, ())
-    assert store.get_history() == ((1.0, 1.0, 100),)
-    assert store.adopt_chain(1000, b"\7" * 32, ((1.0, 1.0, 101),))
+    commit(store, "a", released=(promise(100),))
+    rows = store.read_privacy_rows(0)
+    with capture_logs() as logged:
+        assert store.adopt_chain(1000, b"\7" * 32, {"replace-one": ((1.0, 1.0, 99),)})
+    assert [line["event"] for line in logged] == ["server_says_less_was_spent"]
+    assert store.get_histories() == {"replace-one": ((1.0, 1.0, 100),)}, "the larger is charged"
+    assert store.read_privacy_rows(0)[:1] == rows, "no row is deleted"
+    commit(store, "b", released=(promise(1),))
+    assert store.get_histories() == {"replace-one": ((1.0, 1.0, 101),)}
+    assert json.loads(store.read_privacy_rows(1000)[0])["previous"] == (b"\7" * 32).hex()
+
+
+def test_of_two_copies_the_larger_is_charged_for_each_notion_of_neighbours(store, tmp_path):
+    commit(store, "a", released=(promise(10), promise(1, "zero-out")))
+    theirs = {"replace-one": ((1.0, 1.0, 5),), "zero-out": ((0.5, 1.0, 7),)}
+    assert store.adopt_chain(50, b"\7" * 32, theirs)
+    expected = {"replace-one": ((1.0, 1.0, 10),), "zero-out": ((0.5, 1.0, 7),)}
+    assert store.get_histories() == expected
+    store.close()
+    again = ClientStore(tmp_path)
+    assert again.get_histories() == expected
+    commit(again, "b", released=(promise(2, noise=2.0),))
+    assert again.adopt_chain(60, b"\6" * 32, {"replace-one": ((1.0, 1.0, 11),)}), "lost once more"
+    assert again.get_histories() == {"replace-one": ((1.0, 1.0, 11),), "zero-out": ((0.5, 1.0, 7),)}
+    with pytest.raises(Refused, match="differs from its own at row 59"):
+        again.adopt_chain(60, b"\5" * 32, {})
+    again.close()
+
+
+# What is spent, against a model of it
+
+
+SPENT = st.fixed_dictionaries(
+    {}, optional={name: st.integers(1, 30).map(lambda n: ((1.0, 1.0, n),)) for name in ("replace-one", "zero-out")}
+)
+MOVES = st.lists(
+    st.one_of(
+        st.tuples(st.just("commit"), st.sampled_from(["replace-one", "zero-out"]), st.integers(1, 10)),
+        st.tuples(st.just("adopt"), st.integers(1, 5), SPENT),
+        st.tuples(st.just("undo"), st.none(), st.none()),
+        st.tuples(st.just("reopen"), st.none(), st.none()),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(MOVES)
+def test_what_was_spent_is_the_larger_of_all_that_is_known(tmp_path_factory, moves):
+    folder = tmp_path_factory.mktemp("spent")
+    store, steps, count, head = ClientStore(folder), {"replace-one": 0, "zero-out": 0}, 0, GENESIS
+    for number, (what, first, second) in enumerate(moves):
+        if what == "commit":
+            commit(store, f"t{number}", released=(promise(second, first),))
+            steps[first] += second
+            head = hash_row(head, store.read_privacy_rows(count)[0])
+            count += 1
+        elif what == "adopt":
+            count, head = count + first, bytes([number]) * 32
+            assert store.adopt_chain(count, head, second)
+            for adjacency, ((_, _, said),) in second.items():
+                steps[adjacency] = max(steps[adjacency], said)
+        elif what == "undo":
+            store.find_answer("t0", b"another question")
+        else:
+            store.close()
+            store = ClientStore(folder)
+        assert store.num_released() == count
+        assert not store.adopt_chain(count, head, {}), "the chain goes on from the server's"
+        assert store.get_histories() == {name: ((1.0, 1.0, n),) for name, n in steps.items() if n}
+    store.close()

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opacus.accountants import PRVAccountant, RDPAccountant
 
-from fedrpc.privacy.accountant import compute_epsilon, compute_epsilons, merge_histories
+from fedrpc.privacy.accountant import choose_larger, compute_epsilon, compute_epsilons, describe_weak_delta
+from fedrpc.privacy.mechanisms import merge_histories
 
 ENTRIES = st.lists(st.tuples(st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0.1, 1.0]), st.integers(0, 5)))
 
@@ -69,3 +70,16 @@ def test_more_steps_and_less_noise_cost_more(noise: float, rate: float, steps: i
     base = compute_epsilon(((noise, rate, steps),), 1e-5)
     assert compute_epsilon(((noise, rate, steps + 1),), 1e-5) >= base
     assert compute_epsilon(((noise * 1.1, rate, steps),), 1e-5) <= base
+
+
+def test_the_larger_history_is_chosen_for_each_notion_of_neighbours() -> None:
+    one = {"a": ((1.0, 1.0, 5),), "b": ((1.0, 1.0, 1),)}
+    other = {"a": ((1.0, 1.0, 4),), "b": ((0.5, 1.0, 1),), "c": ((2.0, 1.0, 1),)}
+    assert choose_larger(one, other, 1e-5) == {"a": one["a"], "b": other["b"], "c": other["c"]}
+    assert choose_larger({}, {}, 1e-5) == {}
+
+
+@pytest.mark.parametrize(("delta", "warns"), [(1e-5, False), (0.0399, False), (0.04, True), (0.5, True)])
+def test_a_delta_that_is_not_below_one_record_of_the_smallest_client_is_told(delta: float, warns: bool) -> None:
+    assert ("n = 25 " in describe_weak_delta(delta, [400, 0, 25])) == warns
+    assert describe_weak_delta(delta, [0]) == ""

@@ -35,7 +35,7 @@ def release(seed: int, noise: float, *, canary: bool, batch: int) -> tuple[float
     nn.init.zeros_(model.weight)
     privacy = PrivacyConfig(dp_sgd={"noise_multiplier": noise, "max_grad_norm": 1.0})
     streams = {name: make_torch_generator(derive(seed, name)) for name in ("noise", "sampling")}
-    trainer = DpSgd(privacy, Trainings(), num_rounds=1, afford=lambda _: None, **streams)
+    trainer = DpSgd(privacy, Trainings(), num_rounds=1, afford=lambda *_: None, **streams)
     config = TrainConfig(epochs=2, batch_size=batch, lr=1.0)
     data = Examples.of(x, torch.zeros(8, dtype=torch.int64))
     report = trainer(model, score, data, config, lr=1.0, order=derive(seed, "order"), device=torch.device("cpu"))

@@ -76,6 +76,23 @@ def test_rows_that_the_file_has_are_not_written_again(path):
     assert [row["index"] for row in lines(path)] == [0, 1, 2, 3]
 
 
+def test_a_row_without_parts_is_accepted_and_charged_by_adjacency(path):
+    file, head = PrivacyFile(path), GENESIS
+    for index, adjacency in enumerate(("zero-out", "replace-one", "zero-out")):
+        cost = Guarantee("dp-sgd", {}, "kept", ((1.0, 0.5, 3),), adjacency)
+        row = Release(Kind.WEIGHTS, (), cost, {"client": 1, "round": 0, "phase": "fit", "answer": ""}).to_row(
+            index, head
+        )
+        assert file.extend(1, index, [row]) == index + 1
+        head = hash_row(head, row)
+    spent = {"zero-out": ((1.0, 0.5, 6),), "replace-one": ((1.0, 0.5, 3),)}
+    assert file.get_histories(1) == spent
+    file.close()
+    again = PrivacyFile(path)
+    assert again.get_histories(1) == spent
+    again.close()
+
+
 def test_every_client_has_a_chain_of_its_own(path):
     file = PrivacyFile(path)
     for client in (0, 1):

@@ -167,7 +167,8 @@ def test_a_diverged_run_says_so(make_run: MakeRun) -> None:
 def test_epsilon_is_shown_with_its_accountant_and_the_source_of_noise(make_run: MakeRun) -> None:
     privacy = {"epsilon": 3.25, "delta": 1e-5, "accountant": "RDP", "reason": "", "releases": {}}
     folder = edit_summary(
-        make_run(), privacy=privacy | {"releases": {"weights": {"count": 1, "epsilon": 3.25, "delta": 1e-5}}}
+        make_run(),
+        privacy=privacy | {"releases": {"weights": {"count": 1, "epsilon": 3.25, "delta": 1e-5, "covers": "all"}}},
     )
     row = {"index": 0, "client": 0, "round": 0, "phase": "fit", "kind": "weights", "parts": ["weights"]}
     row |= {"mechanism": "gaussian", "parameters": {"sigma": 0.5}, "covers": "Theorem 1", "coverage": "covered"}

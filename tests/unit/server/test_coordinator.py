@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from safetensors.torch import load_file
+from structlog.testing import capture_logs
 
 from fedrpc.errors import ConfigError, QuorumError
 from fedrpc.metrics.records import read_records
 from fedrpc.problem import Problem
+from fedrpc.report.table import print_summary
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.evaluation import Evaluator
 from fedrpc.server.mailbox import Mailbox, Task
@@ -230,6 +234,31 @@ def test_no_rounds_is_a_run_with_the_initial_model(tmp_path):
     result = Life(tmp_path, problem).run()
     assert result["model_sha256"] == hash_model(problem.method.model(problem.method.init(problem.env)))
     assert result["accuracy"] == {}
+
+
+def test_a_run_in_which_all_abstained_says_that_nothing_was_learned(tmp_path):
+    problem = small(rounds=2, privacy={"dp_sgd": {"noise_multiplier": 1.0}, "epsilon_budget": 0.01})
+    result = Life(tmp_path, problem).run()
+    assert result["model_sha256"] == hash_model(problem.method.model(problem.method.init(problem.env)))
+    assert result["unanswered"].startswith(
+        "no client answered in 2 of 2 rounds, so nothing was learned: privacy budget"
+    )
+    printed = Console(width=200, record=True, file=io.StringIO())
+    print_summary(result, printed)
+    assert "no client answered in 2 of 2 rounds" in printed.export_text()
+
+
+def test_a_delta_that_promises_too_little_is_told_at_the_start_and_at_the_end(tmp_path):
+    private = {"dp_sgd": {"noise_multiplier": 1.0}, "delta": 0.4}
+    with capture_logs() as logged:
+        result = Life(tmp_path, small(rounds=1, privacy=private)).run()
+    assert "delta 0.4 is not below 1/n" in result["privacy"]["warning"]
+    assert [line["why"] for line in logged if line["event"] == "weak_delta"] == [result["privacy"]["warning"]]
+    assert result["unanswered"] == ""
+
+
+def test_a_run_without_a_guarantee_needs_no_warning_about_delta(tmp_path):
+    assert "warning" not in Life(tmp_path, small(rounds=1, privacy={"delta": 0.4})).run()["privacy"]
 
 
 @pytest.mark.parametrize("method", TOYS, ids=lambda method: method.name)

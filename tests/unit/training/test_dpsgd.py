@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from fedrpc.methods.blocks.updates import release_update
 from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
 from fedrpc.methods.method import allowed
 from fedrpc.methods.phases import on
-from fedrpc.models import build, load
-from fedrpc.privacy.mechanisms import Coverage, History, Trainings
+from fedrpc.models import build, load, read_tensors
+from fedrpc.privacy.accountant import compute_epsilon
+from fedrpc.privacy.mechanisms import ZERO_OUT, Coverage, History, Trainings, public
 from fedrpc.seeds import derive, make_torch_generator
 from fedrpc.training.dpsgd import DpSgd, prepare_network
 from fedrpc.training.loop import TrainReport, build_optimizer
@@ -40,7 +42,7 @@ def build_network(seed: int = 0) -> nn.Module:
         return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def build_trainer(privacy: PrivacyConfig, seed: int = 0, num_rounds: int = 1, afford: Any = lambda _: None) -> DpSgd:
+def build_trainer(privacy: PrivacyConfig, seed: int = 0, num_rounds: int = 1, afford: Any = lambda *_: None) -> DpSgd:
     streams = {name: make_torch_generator(derive(seed, name)) for name in ("noise", "sampling")}
     return DpSgd(privacy, Trainings(), num_rounds=num_rounds, afford=afford, **streams)
 
@@ -55,7 +57,7 @@ def train_private(
     **options: Any,
 ) -> TrainReport:
     privacy = PrivacyConfig(dp_sgd=dp)
-    trainer = build_trainer(privacy, num_rounds=4, afford=afford or (lambda _: None))
+    trainer = build_trainer(privacy, num_rounds=4, afford=afford or (lambda *_: None))
     config = TrainConfig(epochs=2, batch_size=10, lr=0.1, **options)
     return trainer(model, loss, data, config, lr=0.1, order=derive(0, "order"), device=CPU)
 
@@ -139,16 +141,16 @@ def test_a_target_epsilon_is_kept_by_a_client_in_every_round() -> None:
 
 
 def test_training_over_the_budget_is_not_started() -> None:
-    asked: list[History] = []
+    asked: list[tuple[str, History]] = []
 
-    def refuse(history: History) -> None:
-        asked.append(history)
+    def refuse(adjacency: str, history: History) -> None:
+        asked.append((adjacency, history))
         raise Abstained("spent")
 
     model = build_network()
     with pytest.raises(Abstained):
         train_private(model, make_examples(), dp={"noise_multiplier": 1.0}, afford=refuse)
-    assert asked == [((1.0, 0.25, 8),)]
+    assert asked == [(ZERO_OUT, ((1.0, 0.25, 8),))]
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), build_network().parameters(), strict=True))
 
 
@@ -227,6 +229,61 @@ def test_two_trainings_in_one_answer_have_independent_noise_and_are_charged_toge
     steps = math.ceil(len(problem.load_client_data(0).train) / 8)
     weights = [row for row in played.released if row["kind"] == "weights"]
     assert all(sum(entry[2] for entry in row["history"]) == 2 * steps for row in weights)
+
+
+def train_many(sizes: Sequence[int], *, released: bool = True) -> type[FedAvg]:
+    """FedAvg whose clients train one step on each of so many of their examples, and release the result or keep it."""
+
+    class Many(FedAvg):
+        name = "many"
+        dp_sgd = allowed()
+
+        @on(FIT)
+        def fit(self, ctx: Any, msg: Global) -> Update:
+            model = ctx.model()
+            x, y = ctx.data.train.all()
+            for size in sizes:
+                report = ctx.train(model, cross_entropy, data=Examples.of(x[:size], y[:size]), draw=1)
+            ctx.store.put("mine", Global(read_tensors(model)))
+            if released:
+                return Update(**release_update(ctx, model, report))
+            nothing = public("nothing of the training leaves")
+            unchanged = ctx.release("weights", msg.weights, nothing)
+            losses = ctx.release("losses", torch.zeros(1, dtype=torch.float64), nothing)
+            return Update(weights=unchanged, num_examples=ctx.release("num_examples", 1, nothing), losses=losses)
+
+    return Many
+
+
+def play_many(sizes: Sequence[int], **kwargs: Any) -> Any:
+    values = {
+        "clients": 1,
+        "train_size": 80,
+        "privacy": {"dp_sgd": {"noise_multiplier": 1.0}},
+        "train": {"batch_size": 1},
+    }
+    return run_in_memory(problem_of(train_many(sizes, **kwargs), **values), 1)
+
+
+def test_equal_trainings_of_an_answer_are_one_entry_of_its_row() -> None:
+    played = play_many([8, 4] * 40)
+    weights = [row for row in played.released if row["kind"] == "weights"]
+    assert [sorted(row["history"]) for row in weights] == [[[1.0, 0.125, 40], [1.0, 0.25, 40]]]
+
+
+def test_an_answer_with_too_many_different_trainings_fails_before_anything_is_committed() -> None:
+    assert len(play_many(range(1, 65)).released[0]["history"]) == 64
+    with pytest.raises(ConfigError, match="phase 'fit' trained with 65 different sampling rates"):
+        play_many(range(1, 66))
+
+
+def test_training_that_stays_at_the_client_is_charged_when_it_is_done() -> None:
+    played = play_many([8], released=False)
+    (kept,) = [row for row in played.released if row["history"]]
+    assert (kept["kind"], kept["parts"], kept["coverage"]) == ("weights", [], "covered")
+    assert (kept["history"], kept["adjacency"]) == ([[1.0, 0.125, 1]], ZERO_OUT)
+    assert "kept at the client" in kept["covers"]
+    assert played.privacy()["epsilon"] == compute_epsilon(((1.0, 0.125, 1),), 1e-5)
 
 
 def test_a_method_without_a_declaration_refuses_dp_sgd() -> None:

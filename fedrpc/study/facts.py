@@ -1,0 +1,191 @@
+"""What a run directory says that honest clients must have spent, whatever their privacy rows claim.
+
+The configuration has the noise, the clipping and the steps, partition.json the number of each client's examples, and
+records.jsonl who was asked. All of these are the server's: a client cannot change them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedrpc import models
+from fedrpc.config import RunConfig, build, parse_params, read_toml
+from fedrpc.errors import ConfigError
+from fedrpc.methods import METHODS
+from fedrpc.methods.method import Method
+from fedrpc.methods.runtime import SETUP_ROUND, Env
+from fedrpc.metrics.records import read_records
+from fedrpc.privacy.mechanisms import History
+from fedrpc.registry import AGGREGATORS
+from fedrpc.training.dpsgd_plan import plan_cost
+from fedrpc.wire.ledger import EVALUATE
+from fedrpc.wire.message import fields
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Who took part in set-up, a round or finalize, as records.jsonl has it.
+
+    Attributes:
+        asked: The cohort, and whoever else was asked.
+        num_answers: By phase.
+        planned_rounds: How many rounds the run was to have when the stage ended.
+    """
+
+    asked: frozenset[int]
+    num_answers: Mapping[str, int]
+    planned_rounds: int
+
+
+class Facts:
+    """What is known of a run without asking its clients.
+
+    Args:
+        num_train: Each client's number of training examples.
+        shape: Of an input.
+        stages: By round.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        num_train: Sequence[int],
+        shape: tuple[int, ...],
+        num_classes: int,
+        stages: Mapping[int, Stage],
+    ) -> None:
+        self.config, self.num_train, self.stages = config, num_train, stages
+        self.method: Method[Any, Any] = METHODS[config.method]()
+        self._env = _build_env(config, self.method, num_train, shape, num_classes)
+        self._others = {EVALUATE, *(phase for name in config.layers for phase in AGGREGATORS[name].phases)}
+        self._expect, self._find_planned = functools.cache(self._ask_method), functools.cache(self._find_most_planned)
+
+    def knows_phase(self, phase: str) -> bool:
+        """Whether the run has a phase of this name."""
+        return phase in self.method.phases or phase in self._others
+
+    def always_has_rows(self, phase: str) -> bool:
+        """Whether every answer to a phase has at least one part that is not optional, hence a privacy row."""
+        return phase in self.method.phases and any(
+            not part.optional for part in fields(self.method.phases[phase][0].up)
+        )
+
+    def may_answer(self, client: int, round_index: int, phase: str) -> bool:
+        """Whether the run can have asked a client this, as far as that is known."""
+        cls = type(self.method)
+        first = SETUP_ROUND if cls.overrides("setup") else 0
+        last = self.config.rounds if cls.overrides("finalize") else self.config.rounds - 1
+        if not (0 <= client < len(self.num_train) and first <= round_index <= last):
+            return False
+        stage, before = self.stages.get(round_index), self.stages.get(round_index - 1)
+        # A run that is extended asks everybody once in the round after its former last: it had finalized there.
+        finalized = before is not None and before.planned_rounds == round_index
+        return phase == EVALUATE or stage is None or finalized or client in stage.asked
+
+    def expect_cost(self, client: int, round_index: int, phase: str) -> History:
+        """What a client's answer to a phase costs at least.
+
+        Noise for a target epsilon follows the number of planned rounds, which may change when a run is started again:
+        the larger the number, the more noise. So the largest number up to this round counts. Rows are then held against
+        the most noise that was right at any time, and never against more. Only a run that was stopped in its first
+        round and continued with fewer rounds is judged too hard: nothing in its directory tells of the larger number.
+        """
+        config, planned = self.config, self._find_planned(round_index)
+        training = plan_cost(config.privacy, config.train, self.num_train[client], planned)
+        if any(noise == 0 for noise, _, _ in training):
+            training = ()  # without noise there is no guarantee, hence nothing to charge
+        return self._expect(phase, training)
+
+    def _find_most_planned(self, round_index: int) -> int:
+        planned = (stage.planned_rounds for index, stage in self.stages.items() if index <= round_index)
+        return max(planned, default=self.config.rounds)
+
+    def _ask_method(self, phase: str, training: History) -> History:
+        return self.method.expect_cost(phase, self._env, training) if phase in self.method.phases else ()
+
+
+def load_facts(run: Path) -> tuple[Facts | None, list[str]]:
+    """Loads the facts of a finished run, and says in words which could not be had.
+
+    Raises:
+        ConfigError: A file cannot be read.
+    """
+    try:
+        return _load_facts(run)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"partition.json or records.jsonl in {run} cannot be read: {error!r}") from None
+
+
+def find_wrong_sizes(run: Path, facts: Facts) -> list[str]:
+    """Finds clients whose number of training examples does not follow from what partition.json says they were dealt."""
+    faults = []
+    for client, counts in enumerate(json.loads((run / "partition.json").read_text())["n_kc"]):
+        # A local test set leaves at least one example of every class to train on.
+        tested = min(round(facts.config.local_test * sum(counts)), sum(count - 1 for count in counts if count))
+        if facts.num_train[client] != sum(counts) - tested:
+            faults.append(
+                f"partition.json: client {client} trains on {facts.num_train[client]} examples, but was dealt "
+                f"{sum(counts)}, of which {tested} are its local test"
+            )
+    return faults
+
+
+def _load_facts(run: Path) -> tuple[Facts | None, list[str]]:
+    partition = json.loads((run / "partition.json").read_text())
+    if not {"num_train", "shape"} <= partition.keys():
+        return None, [
+            "costs were not compared with the configuration: partition.json does not have num_train and shape"
+        ]
+    try:
+        config = build(read_toml(run / "config.toml"))
+        stages, without = _read_stages(run / "records.jsonl", config.rounds)
+        if len(partition["num_train"]) != len(partition["n_kc"]):
+            raise ValueError("num_train and n_kc are of different numbers of clients")
+        found = Facts(config, partition["num_train"], tuple(partition["shape"]), partition["num_classes"], stages)
+    except ConfigError as error:
+        return None, [f"costs were not compared with the configuration: {error}"]
+    return found, [f"who was asked is not known of {without} rounds: records.jsonl does not say"] if without else []
+
+
+def _read_stages(path: Path, num_rounds: int) -> tuple[dict[int, Stage], int]:
+    """The stages, and how many rounds have none."""
+    stages: dict[int, Stage] = {}
+    for record in read_records(path):
+        if found := record.get("participation"):
+            asked = frozenset(
+                client for name in ("cohort", "answered", "abstained", "missing") for client in found[name]
+            )
+            stages[record["round"]] = Stage(asked, found["answers"], record["planned_rounds"])
+    return stages, sum(index not in stages for index in range(num_rounds))
+
+
+def _build_env(
+    config: RunConfig, method: Method[Any, Any], num_train: Sequence[int], shape: tuple[int, ...], num_classes: int
+) -> Env[Any]:
+    """The run's environment, without its data set and with other initial weights."""
+
+    def build_network(make: Any) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            network: nn.Module = make()
+            return network
+
+    return Env(
+        params=parse_params(config),
+        num_clients=config.clients,
+        cohort_size=config.cohort_size,
+        num_classes=num_classes,
+        shape=shape,
+        train=config.train,
+        model=lambda: build_network(lambda: method.network(lambda: models.build(config.model, shape, num_classes))),
+        build=lambda _, make: build_network(make),
+        num_examples=lambda: num_train,
+        bounds=None,
+    )
