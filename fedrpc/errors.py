@@ -7,8 +7,8 @@ FedrpcError                      1
 │   ├── Damaged                 78  a file of a run was changed, cut or removed
 │   └── Refused                 78  the server refused this client for good
 ├── Unavailable                 75  the server or a port is not available now (EX_TEMPFAIL): retry
-│   ├── QuorumError             75  too few clients answered a phase
-│   └── DiskFull                75  a file cannot be written: free space, then run the same command again
+│   └── QuorumError             75  too few clients answered a phase
+├── DiskFull                    75  a file cannot be written (EX_TEMPFAIL): free space, then run it again
 ├── Taken                       75  another live client has this id (EX_TEMPFAIL): retry when it has ended
 ├── WireError                   76  bytes that break the wire contract (EX_PROTOCOL)
 ├── Diverged                     1  an answer has NaN or infinity: the client's training diverged
@@ -63,13 +63,14 @@ class QuorumError(Unavailable):
     """Too few clients answered a phase in time."""
 
 
-class DiskFull(Unavailable):
-    """A file cannot be written now; what was acknowledged before is safe.
+class DiskFull(FedrpcError):
+    """A file cannot be written now; what was acknowledged before is safe. Not Unavailable: trying again does not help.
 
     Between a launcher and the clients that it forked the exit code is `code_of_child`, so that it ends the run instead
     of starting them again.
     """
 
+    exit_code = 75
     code_of_child = 74  # EX_IOERR
 
 

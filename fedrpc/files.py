@@ -14,6 +14,7 @@ from fedrpc.errors import ConfigError, Damaged, DiskFull
 
 # What a disk says that is full, over its quota, failing or mounted read-only after a failure.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+_BLOCK_BYTES = 64 << 10
 RESTORE = "put a copy of it in its place, or run again in another --out"
 
 
@@ -111,6 +112,21 @@ class Appended:
             os.close(fd)
 
     __del__ = close
+
+
+def measure_whole_lines(path: Path) -> int:
+    """Measures a file up to the end of its last whole line: a kill may have cut off the next one."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - _BLOCK_BYTES)
+            file.seek(start)
+            if (place := file.read(end - start).rfind(b"\n")) >= 0:
+                return start + place + 1
+            end = start
+    return 0
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
 from fedrpc import log
 from fedrpc.errors import Damaged
-from fedrpc.files import Appended, write_atomically
+from fedrpc.files import Appended, measure_whole_lines, write_atomically
 from fedrpc.wire.ledger import Rows, Sums, merge, read_rows, to_json
 
 _MAX_LINES = 10_000  # a phase of many steps books the same rows again and again: then they are added up
@@ -21,15 +20,6 @@ def read_byte_ledger(path: Path) -> Rows:
     ledger = ByteLedger(path)
     ledger.close()
     return ledger.read()
-
-
-def _is_torn(path: Path) -> bool:
-    """Whether a kill cut the last line off."""
-    if not path.exists() or not path.stat().st_size:
-        return False
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read() != b"\n"
 
 
 class ByteLedger:
@@ -47,14 +37,11 @@ class ByteLedger:
             for key, sums in read_rows(path):
                 merge(self._rows, {key: sums})
                 self._num_lines += 1
-            is_torn = _is_torn(path)
         except Damaged as error:
             log.get("store").warning("byte_ledger_damaged", error=str(error), kept_as=f"torn-{path.name}")
             path.replace(path.with_name(f"torn-{path.name}"))
-            is_torn = True
-        if is_torn:
-            self._write_anew()  # without the torn line, and with what came before damage
-        self._file = Appended(path)
+            self._write_anew()  # what came before
+        self._file = Appended(path, measure_whole_lines(path))
 
     def _write_anew(self) -> None:
         write_atomically(self._path, "".join(to_json(key, sums) + "\n" for key, sums in self._rows.items()))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from fedrpc.errors import ConfigError, Refused
+from fedrpc.files import write_atomically
 from fedrpc.privacy.signing import Signer
 
 
@@ -47,7 +48,7 @@ class Identity:
             )
         path = self.folder / "instance"
         if not path.exists():
-            path.write_text(uuid.uuid4().hex)
+            write_atomically(path, uuid.uuid4().hex)
         self.instance = path.read_text().strip()
         self.signer = signer or self._load_signer()
 

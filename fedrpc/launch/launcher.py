@@ -15,7 +15,7 @@ from typing import Any
 
 from fedrpc import log
 from fedrpc.config import RunConfig
-from fedrpc.errors import FedrpcError, Unavailable
+from fedrpc.errors import DiskFull, FedrpcError, Unavailable
 from fedrpc.launch.division import check_memory, divide
 from fedrpc.launch.fork_server import ForkServer
 from fedrpc.launch.processes import decode_status, fork, preload, terminate, wait_or_kill
@@ -181,6 +181,11 @@ class Launcher:
         """
         part, code = self._parts[values["number"]], values["code"]
         path = part.log_file(self._run.state_dir)
+        if code == DiskFull.code_of_child:
+            raise DiskFull(
+                f"{part.name} cannot write its state in {self._run.state_dir}: the disk is full, or fails; "
+                f"free space there, then run the same command again to go on (its log: {path})"
+            )
         if code in NO_RESTART:
             last = path.read_text().splitlines()[-1:] if path.exists() else []
             raise Unavailable(f"{part.name} ended with code {code}: {' '.join(last)} (its log: {path})")

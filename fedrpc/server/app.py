@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 import fedrpc
 from fedrpc import log
-from fedrpc.errors import FedrpcError, Refused, Unavailable, WireError
+from fedrpc.errors import DiskFull, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.privacy.heads import REGISTERED, HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.privacy.signing import load_public_key, read_certificate_key
@@ -86,6 +86,7 @@ class Servicer:
             receiving=asyncio.Semaphore(limits.transfers),
         )
         self._connections: set[Connection] = set()
+        self._failure: DiskFull | None = None  # what ends the server, not only a stream
         self._log = log.get("server")
 
     def build_handlers(self) -> grpc.GenericRpcHandler:
@@ -93,7 +94,7 @@ class Servicer:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Join": grpc.unary_unary_rpc_method_handler(_report_errors(self.join)),
+                "Join": grpc.unary_unary_rpc_method_handler(_report_errors(self.join, self._note)),
                 "Connect": grpc.stream_stream_rpc_method_handler(self.connect),  # frames go by read and write
             },
         )
@@ -210,6 +211,7 @@ class Servicer:
             await connection.run()
         except FedrpcError as broken:
             error = broken
+            self._note(broken)
         finally:
             self._connections.discard(connection)
         if error:
@@ -223,8 +225,14 @@ class Servicer:
         for connection in list(self._connections):
             connection.end()
 
+    def _note(self, error: FedrpcError) -> None:
+        if isinstance(error, DiskFull):
+            self._failure = self._failure or error
+
     def check_idle(self) -> None:
-        """Ends streams on which nothing moves that should."""
+        """Ends streams on which nothing moves that should; raises DiskFull when a stream could not be served for it."""
+        if self._failure:
+            raise self._failure
         now = time.monotonic()
         for connection in list(self._connections):
             connection.check_idle(now)
@@ -235,7 +243,9 @@ async def _abort(context: Any, error: Exception) -> None:
     await context.abort(code, str(error)[:1000])
 
 
-def _report_errors(call: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, Any], Awaitable[bytes]]:
+def _report_errors(
+    call: Callable[[Any, Any], Awaitable[bytes]], note: Callable[[FedrpcError], None]
+) -> Callable[[Any, Any], Awaitable[bytes]]:
     """Wraps a call so that its errors reach the client as a status; a bad client never takes the server down."""
 
     async def answer(request: Any, context: Any) -> bytes:
@@ -243,6 +253,7 @@ def _report_errors(call: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[An
             return await call(request, context)
         except FedrpcError as error:
             log.get("server").warning("call_refused", error=str(error))
+            note(error)
             await _abort(context, error)
         raise AssertionError("abort always raises")
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from fedrpc import log
 from fedrpc.config import LimitsConfig
-from fedrpc.errors import Unavailable, WireError
+from fedrpc.errors import FedrpcError, Unavailable, WireError
+from fedrpc.files import explain_full
 from fedrpc.privacy.heads import HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.server.mailbox import Delivery, Mailbox, Task
@@ -221,8 +222,11 @@ class Connection:
             self._broken.set_result(None)
 
     def _break(self, reason: str) -> None:
+        self._fail(Unavailable(reason))
+
+    def _fail(self, error: FedrpcError) -> None:
         if not self._broken.done():
-            self._broken.set_exception(Unavailable(reason))
+            self._broken.set_exception(error)
 
     # Sending
 
@@ -428,6 +432,7 @@ class Connection:
             self._desk.server.io,
             grant=lambda: self._queue(session, pb.Frame(grant=pb.Grant(task_id=task.task_id))),
             refuse=lambda reason: self._acknowledge(session, task.task_id, _Status.STATUS_REFUSED, {}, reason),
+            fail=self._fail,
         )
 
     async def _receive_chunk(self, part: int, data: memoryview, size: int) -> None:
@@ -435,8 +440,9 @@ class Connection:
         if upload is None:
             raise WireError("got a chunk that no message announced")
         try:
-            if not await upload.receive(part, data, size):
-                return
+            with explain_full(self._desk.server.spool.folder):
+                if not await upload.receive(part, data, size):
+                    return
         except (WireError, OSError) as error:
             self._log.warning("result_refused", client=upload.session.client, error=str(error))
             await upload.end()

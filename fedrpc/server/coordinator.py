@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save as save_tensors
 
 from fedrpc import log
 from fedrpc.errors import QuorumError
@@ -337,9 +337,8 @@ class Coordinator:
         self._server.progress("snapshot", {"monotonic": time.monotonic()} | kernel)
         # Off the event loop: privacy accountants are slow.
         result = await self._server.off_loop(self._summarise, weights, kernel, rows) | {"ledger_check": check}
-        save_file(
-            {name: tensor.contiguous().clone() for name, tensor in weights.items()}, self._out / "model.safetensors"
-        )
+        tensors = {name: tensor.contiguous().clone() for name, tensor in weights.items()}
+        write_durably(self._out / "model.safetensors", save_tensors(tensors))
         write_durably(self._out / "summary.json", (json.dumps(result, indent=1) + "\n").encode())
         self._records.close()
         return result

@@ -85,7 +85,7 @@ class Spool:
     """One folder for each epoch, the time between two durable points: a file for each reply, one for all small ones."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._numbers = itertools.count()
         folder.mkdir(parents=True, exist_ok=True)
         for torn in folder.glob("*/*.part"):
@@ -98,7 +98,7 @@ class Spool:
             log.close()
 
     def _make_folder(self, epoch: int) -> Path:
-        path = self._folder / str(epoch)
+        path = self.folder / str(epoch)
         with explain_full(path):
             path.mkdir(exist_ok=True)
         return path
@@ -118,7 +118,7 @@ class Spool:
         return self._logs[epoch].add(task_id, data)
 
     def _find(self, epoch: int, task_id: str) -> Spooled | None:
-        log, path = self._logs.get(epoch), self._folder / str(epoch) / task_id
+        log, path = self._logs.get(epoch), self.folder / str(epoch) / task_id
         if log and task_id in log.spans:
             return log.spans[task_id]
         return path if path.exists() else None
@@ -149,6 +149,6 @@ class Spool:
         """Removes the replies from before the last durable point."""
         for epoch in [epoch for epoch in self._logs if epoch < durable]:
             self._logs.pop(epoch).close()
-        for path in self._folder.iterdir():
+        for path in self.folder.iterdir():
             if int(path.name) < durable:
                 shutil.rmtree(path)
