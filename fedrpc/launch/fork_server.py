@@ -69,9 +69,6 @@ class ForkServer:
 
     def _fork_client(self, number: int, options: dict[str, Any]) -> None:
         def work() -> int:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._control.close()
             return exit_code_of(lambda: run_logged_client(options), is_child=True)
 

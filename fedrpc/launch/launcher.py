@@ -126,7 +126,7 @@ class Launcher:
         def progress(name: str, values: dict[str, Any]) -> None:
             events.write(json.dumps({"event": name} | values) + "\n")
 
-        options = ServerOptions("127.0.0.1:0", self._run.out, self._run.data_dir)
+        options = ServerOptions("127.0.0.1:0", self._run.out, self._run.data_dir, outlived=False)
         log.set_up(self._run.log_level, stream=sys.stderr, role="server")
         return exit_code_of(lambda: run_async(serve(self._run.config, options, progress)))
 

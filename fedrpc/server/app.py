@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -15,6 +14,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 import fedrpc
+from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc import log
 from fedrpc.errors import DiskFull, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.privacy.heads import REGISTERED, HeadsFile

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import io
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc import log
 from fedrpc.config import LimitsConfig
 from fedrpc.errors import FedrpcError, Unavailable, WireError

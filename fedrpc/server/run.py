@@ -18,6 +18,7 @@ from typing import IO, Any
 import torch
 
 from fedrpc import log
+from fedrpc.clock import PauseDetector
 from fedrpc.config import RunConfig, build, list_differences, read_toml, to_toml
 from fedrpc.data.partition_summary import summarize_partition
 from fedrpc.device import choose
@@ -40,6 +41,8 @@ from fedrpc.wire.ledger import LedgerFile
 from fedrpc.wire.tcpinfo import Meter
 
 _SINCE_BEGIN = ("partition.json", "ledger.partial.jsonl", "ledger.jsonl", "records.jsonl", "spool", "summary.json")
+_TICK_S = 0.2  # how often time limits are looked at
+_RETURN_S = 10.0  # how long to wait for clients that were not told of the end; they try again every few seconds
 _FAREWELL_S = 5.0  # how long to wait until every client has learned that the run is over
 
 
@@ -56,6 +59,7 @@ class ServerOptions:
     health_listen: str | None = None
     metrics_listen: str | None = None
     linger: bool = False  # keep serving after the end, so that late clients learn of it
+    outlived: bool = True  # by its clients, which look for it again when it was killed
     when_over: Callable[[], None] = lambda: None  # called when the run directory is complete
 
 
@@ -149,7 +153,8 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
         run_id = claim(options.out, problem.config)
         if done := load_finished(options.out, problem.config):
             log.get("server").info("already_finished", out=str(options.out))
-            if not options.linger:
+            # The spool goes when clients were told of the end: if it is still here, a kill came before that.
+            if not options.linger and not (options.outlived and (options.out / "spool").exists()):
                 options.when_over()
                 return done
         else:
@@ -197,8 +202,7 @@ async def _run_server(
         device,
         progress=lambda *event: _notify(listeners, *event),
     )
-    meter = Meter(grpc_server.port, local=True)
-    coordinator = Coordinator(context, roster, out, book, meter)
+    coordinator = Coordinator(context, roster, out, book, Meter(grpc_server.port, local=True))
     bound = options.tls is not None and options.tls.client_ca is not None
     name = options.client_name if bound else None
     servicer = Servicer(context, roster, coordinator, book, privacy, heads, client_name=name)
@@ -212,10 +216,11 @@ async def _run_server(
         await grpc_server.start(servicer)
         log.get("server").info("listening", address=grpc_server.address)
         progress("listening", {"address": grpc_server.address})
-        result = load_finished(out, config) or await _run_watched(coordinator, mailbox, servicer)
+        finished = load_finished(out, config)
+        result = finished or await _run_watched(coordinator, mailbox, servicer)
         coordinator.round = config.rounds
         mailbox.finish("the run is complete")
-        await _wait_for_farewells(roster)
+        await _wait_for_farewells(roster, _RETURN_S if finished and not options.linger else 0.0)
         shutil.rmtree(out / "spool", ignore_errors=True)
         computing_s = await asyncio.get_running_loop().run_in_executor(work, time.thread_time)
         log.get("server").info("cpu", total_s=time.process_time(), computing_s=computing_s)
@@ -258,16 +263,24 @@ async def _run_watched(coordinator: Coordinator, mailbox: Mailbox, servicer: Ser
 
 
 async def _watch(mailbox: Mailbox, coordinator: Coordinator, servicer: Servicer) -> None:
+    pauses = PauseDetector(_TICK_S)
     for tick in range(10**12):
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(_TICK_S)
+        if pause_s := pauses.tick():
+            log.get("server").warning("stood_still", seconds=round(pause_s, 1), counted_against="nobody")
         servicer.check_idle()
         mailbox.reap()
         if tick % 5 == 0:
             coordinator.note_kernel()
 
 
-async def _wait_for_farewells(roster: Roster) -> None:
-    """Waits, a few seconds at most, until every stream has been told of the end, which closes its sessions."""
+async def _wait_for_farewells(roster: Roster, return_s: float) -> None:
+    """Waits, a few seconds at most, until every stream has been told of the end, which closes its sessions.
+
+    Args:
+        return_s: How long clients that lost the server may take to find it again.
+    """
+    await roster.wait_for_all(return_s)
     for _ in range(int(_FAREWELL_S / 0.05)):
         if not any(session.link for session in roster):
             break

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from concurrent.futures import Executor
 
+from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc.errors import WireError
 from fedrpc.wire.frames import Assembler
 from fedrpc.wire.ledger import Attempt, classify_chunk
