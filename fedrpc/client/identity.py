@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 from typing import IO
 
-from fedrpc.errors import ConfigError, Refused
+from fedrpc.errors import ConfigError, Taken
 from fedrpc.files import write_atomically
 from fedrpc.privacy.signing import Signer
 
@@ -20,7 +20,7 @@ def default_state_dir() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "fedrpc"
 
 
-_PATIENCE_S = 1.0  # a process that was killed takes a moment to let go of its lock
+_PATIENCE_S = 5.0  # a process that was killed takes 1.4 s to let go of its lock on a busy machine (load 16)
 
 
 class Identity:
@@ -42,7 +42,7 @@ class Identity:
             raise ConfigError(f"cannot write {error.filename}: {error.strerror}; choose another --state-dir") from None
         if not self._try_to_lock():
             self._lock.close()
-            raise Refused(
+            raise Taken(
                 f"client {client} is already running with the state folder {state_dir}; "
                 "stop it, or choose another --client-id or --state-dir"
             )
