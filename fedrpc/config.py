@@ -26,6 +26,7 @@ _OTHER_NAMES = {  # what other frameworks call our settings
     "client_fraction": "fraction",
     "data": "dataset",
 }
+_MAX_MESSAGE_BYTES = 8 << 30
 
 
 class _Frozen(BaseModel):
@@ -81,7 +82,17 @@ class LimitsConfig(_Frozen):
     heartbeat_s: float = Field(10.0, gt=0, description="a client's heartbeat; a stream that misses three is closed")
     transfer_idle_s: float = Field(60.0, gt=0, description="a transfer that does not move for this long is aborted")
     transfers: int = Field(4, ge=1, description="the number of large transfers at a time, in each direction")
-    max_message_bytes: int = Field(8 << 30, gt=0, description="the largest message that is accepted")
+    max_message_bytes: int | None = Field(
+        None, gt=0, description="the largest message; by default 8 GiB, or of an answer what can be expected"
+    )
+    update_norm: float = Field(
+        100.0, ge=1, allow_inf_nan=False, description="an update's largest norm, in medians of the cohort's norms"
+    )
+
+    @property
+    def most_bytes(self) -> int:
+        """The largest message that either side accepts, whatever can be expected."""
+        return _MAX_MESSAGE_BYTES if self.max_message_bytes is None else self.max_message_bytes
 
 
 class RunConfig(_Frozen):

@@ -11,7 +11,7 @@ FedrpcError                      1
 ├── DiskFull                    75  a file cannot be written (EX_TEMPFAIL): free space, then run it again
 ├── Taken                       75  another live client has this id (EX_TEMPFAIL): retry when it has ended
 ├── WireError                   76  bytes that break the wire contract (EX_PROTOCOL)
-├── Diverged                     1  an answer has NaN or infinity: the client's training diverged
+├── Diverged                     1  an answer, or the state after a round, has NaN or infinity: training diverged
 ├── Abstained                    1  a client chose not to answer (its privacy budget is spent)
 └── Cancelled                    1  the server withdrew the task that was being answered
 """
@@ -91,7 +91,7 @@ class WireError(FedrpcError):
 
 
 class Diverged(FedrpcError):
-    """An answer has NaN or infinity: the client's training diverged."""
+    """An answer, or the state after a round, has NaN or infinity: training diverged."""
 
 
 class Abstained(FedrpcError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections.abc import MutableMapping
 from typing import Any, TextIO, cast
 
 import structlog
@@ -12,6 +13,7 @@ import structlog
 from fedrpc.errors import UnknownName
 
 LEVELS = ("debug", "info", "warning", "error")
+MAX_TEXT = 1000  # characters of a text that somebody else wrote
 
 
 def set_up(level: str = "info", *, stream: TextIO | None = None, **bound: Any) -> None:
@@ -29,6 +31,7 @@ def set_up(level: str = "info", *, stream: TextIO | None = None, **bound: Any) -
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _clean_values,
             structlog.processors.format_exc_info,
             renderer,
         ],
@@ -51,6 +54,17 @@ class _Patient:
     def flush(self) -> None:
         with contextlib.suppress(OSError):
             self._stream.flush()
+
+
+def clean_text(text: str) -> str:
+    """A text from elsewhere as one line: cut to length, without control characters, which a terminal would obey."""
+    whole = "".join(char if char.isprintable() else " " for char in text[:MAX_TEXT])
+    return whole if len(text) <= MAX_TEXT else f"{whole} ..."
+
+
+def _clean_values(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Cleans the texts of a log line, any of which may come from a client."""
+    return {name: clean_text(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def check_level(name: str) -> str:

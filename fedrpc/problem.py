@@ -74,7 +74,7 @@ class Problem:
             train=config.train,
             model=self.copy_network,
             build=lambda purpose, make: self._build_network(make, f"init-{purpose}"),
-            num_examples=lambda: [sum(row) for row in self.class_counts],
+            num_examples=lambda: self.num_examples,
             bounds=self.dataset.bounds(config.normalise),
         )
         self.method.check(self.env)
@@ -117,7 +117,7 @@ class Problem:
     def expects_cost(self) -> bool:
         """Whether clients are to release anything with a guarantee, which costs some of a budget."""
         dp_sgd = self.config.privacy.dp_sgd
-        training = ((1.0, 1.0, 1),) if dp_sgd and dp_sgd.noise_multiplier != 0 else ()
+        training = {"any neighbours": ((1.0, 1.0, 1),)} if dp_sgd and dp_sgd.noise_multiplier != 0 else {}
         costs = (self.method.expect_cost(phase, self.env, training) for phase in self.method.phases)
         return any(costs) or any(layer.releases_updates for layer in self.aggregators)
 
@@ -183,6 +183,11 @@ class Problem:
             np.bincount(y[self.split_client_indices(client)[0]], minlength=self.dataset.num_classes).tolist()
             for client in range(self.config.clients)
         ]
+
+    @cached_property
+    def num_examples(self) -> list[int]:
+        """Each client's number of training examples."""
+        return [sum(row) for row in self.class_counts]
 
     def load_client_data(self, client: int) -> ClientData:
         """One client's own data."""

@@ -20,7 +20,7 @@ class Chain:
         self.signer = Signer.from_bytes(Signer.create())
         self.rows: list[str] = []
         self.head = GENESIS
-        self._released: set[tuple[bytes, tuple[str, ...]]] = set()
+        self._released: set[tuple[str, bytes, tuple[str, ...]]] = set()
 
     def append(self, row: str) -> None:
         """Appends a row."""
@@ -34,10 +34,10 @@ class Chain:
         parts = [part for part in envelope.parts if part.kind not in NOT_DATA_DERIVED]
         for kind in sorted({part.kind for part in parts}):
             names = tuple(part.name for part in parts if part.kind == kind)
-            if (envelope.digest, names) not in self._released:
+            if (key := (envelope.task_id, envelope.digest, names)) not in self._released:
                 known = Kind(kind) if kind in {*Kind} else Kind.WEIGHTS
                 self.append(Release(known, names, UNCOVERED, where).to_row(len(self.rows), self.head))
-                self._released.add((envelope.digest, names))
+                self._released.add(key)
         return self.sign()
 
     def sign(self) -> pb.PrivacyRows:

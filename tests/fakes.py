@@ -373,7 +373,7 @@ class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]
 
     def cohort(self, index: int) -> list[ClientId]:
         """Who is asked in a round, as the coordinator draws it."""
-        return select_cohort(self.problem, index)
+        return select_cohort(self.problem.config, self.problem.env, index)
 
     def stage(self, index: int) -> ServerRound:
         """A round for the sampled cohort, or set-up for everybody."""

@@ -16,6 +16,7 @@ from typing_extensions import TypeVar as TypeVarWithDefault
 
 from fedrpc import registry
 from fedrpc.methods.cost import Cost, Shapes
+from fedrpc.methods.method import Histories
 from fedrpc.methods.phases import Answering, ClientId, Params, Phase
 from fedrpc.methods.runtime import ClientContext, Env, Round
 from fedrpc.wire.message import Tensors
@@ -101,6 +102,13 @@ class Aggregator(Answering, Generic[State, P]):
     def transform(self, ctx: ClientContext, update: Update) -> Tensors:
         """On the client, before an update leaves: clip, mask, add noise (and `ctx.release` it)."""
         return update.tensors
+
+    def expect_cost(self, env: Env) -> Histories:
+        """What an honest client's release of one field costs at least, by how neighbouring data sets differ.
+
+        For a layer that `releases_updates`: `fedrpc audit` holds privacy rows against it.
+        """
+        return {}
 
     def make_combiner(self, state: State) -> Combiner:
         """A fresh combiner for one field; only for a layer that `combines`."""

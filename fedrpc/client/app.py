@@ -155,7 +155,7 @@ class ClientApp:
                     member.close()
             if stream is None:
                 limits = config.limits
-                stream = self._transport.connect(limits.max_message_bytes, limits.heartbeat_s, self._pool)
+                stream = self._transport.connect(limits.most_bytes, limits.heartbeat_s, self._pool)
             await stream.attach(welcome.token, {member.session: member for member in members})
         assert stream is not None, "a process has at least one client"
         self._stream.set_result(stream)

@@ -13,6 +13,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ from fedrpc.client.integrity import WriteMark, explain_sqlite, report_damage, se
 from fedrpc.errors import Damaged, Refused, WireError
 from fedrpc.files import explain_full, sync, write_atomically, write_durably
 from fedrpc.privacy.accountant import choose_larger, compute_epsilon
-from fedrpc.privacy.ledger import GENESIS, Release, hash_row, parse_history, read_histories
+from fedrpc.privacy.ledger import GENESIS, TAKEN_OVER, Release, hash_row, parse_history, read_histories
 from fedrpc.privacy.mechanisms import Histories, History, add_histories
 from fedrpc.wire import stored
 from fedrpc.wire.codec import Payload
@@ -296,7 +297,12 @@ class ClientStore:
         """Appends rows to the chain; returns the index of the first, and the rows."""
         first, head = self._get_head()
         rows: list[str] = []
+        # The signature of this row is one of all before it. Rows of which this client knows only what the server said
+        # are not vouched for: a server could claim a longer chain and put others in the place of the client's own.
+        said = {TAKEN_OVER: first} if self._is_adopted(first - 1) else {}
         for count, release in enumerate(released, start=first):
+            if said and count == first:
+                release = replace(release, where={**release.where, **said})
             rows.append(release.to_row(count, head))
             head = hash_row(head, rows[-1])
             self._insert_row(count, rows[-1], head)
@@ -305,6 +311,10 @@ class ClientStore:
     def _insert_row(self, number: int, row: str, head: bytes) -> None:
         sealed = seal(number, row, head)
         self._db.execute("INSERT INTO privacy VALUES (?, ?, ?, ?)", (number, row, head, sealed))
+
+    def _is_adopted(self, index: int) -> bool:
+        found = self._db.execute("SELECT row FROM privacy WHERE number = ?", (index,)).fetchone()
+        return bool(found) and _ADOPTED in json.loads(found[0])
 
     def _get_head(self) -> tuple[int, bytes]:
         row = self._db.execute("SELECT number, hash FROM privacy ORDER BY number DESC LIMIT 1").fetchone()

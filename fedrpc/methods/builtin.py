@@ -26,6 +26,12 @@ class ClientEvaluation:
     loss_sum: float = part(Kind.SCALARS)
 
 
-EVALUATION = Phase(EVALUATE, Candidate, ClientEvaluation)
+def check_evaluation(question: Candidate, answer: ClientEvaluation) -> None:
+    """Raises ValueError when a result cannot be."""
+    if not 0 <= answer.num_correct <= answer.num_examples:
+        raise ValueError(f"{answer.num_correct} of {answer.num_examples} examples cannot be correct")
+
+
+EVALUATION = Phase(EVALUATE, Candidate, ClientEvaluation, check=check_evaluation)
 LEDGER = Phase(SESSION, LedgerQuestion, LedgerAnswer)
 BUILTIN = {phase.name: phase for phase in (EVALUATION, LEDGER)}

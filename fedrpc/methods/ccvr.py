@@ -37,7 +37,7 @@ _BATCH = 256  # of the extraction: bounds memory and has no other effect
 class Moments:
     """Up: by class, the number, mean and unbiased covariance (or variances) of the features."""
 
-    counts: Tensor = part(Kind.MOMENTS)
+    counts: Tensor = part(Kind.MOMENTS, counts_examples=True)
     means: Tensor = part(Kind.MOMENTS)
     spreads: Tensor = part(Kind.MOMENTS)
 

@@ -31,8 +31,8 @@ class Update:
     """Up: the locally trained model, the number of examples it was trained on, and the mean loss of each epoch."""
 
     weights: Tensors = part(Kind.WEIGHTS, averaged_by="num_examples")
-    num_examples: int = part(Kind.SCALARS)
-    losses: Tensor = part(Kind.SCALARS)
+    num_examples: int = part(Kind.SCALARS, counts_examples=True)
+    losses: Tensor = part(Kind.SCALARS, by_epoch=True)
 
 
 @dataclass(frozen=True)

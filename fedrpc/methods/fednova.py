@@ -70,7 +70,14 @@ class FedNova(FedAvg[Params]):
 
     async def round(self, state: Global, rnd: Round[Params]) -> Global:
         """Asks the cohort to train and scales the mean normalised update by the mean of effective steps."""
-        fit = await train_cohort(rnd, FIT, state)
+        train = rnd.env.train
+
+        def check(_: Global, answer: NormalisedUpdate) -> None:
+            batches = train.epochs * math.ceil(answer.num_examples / train.batch_size)
+            if answer.effective_steps > (most := count_effective_steps(batches, train.momentum)):
+                raise ValueError(f"effective steps should be {most:g} at most, got {answer.effective_steps:g}")
+
+        fit = await train_cohort(rnd, FIT, state, check=check)
         if not fit.clients:
             return state
         answers = fit.answers.values()

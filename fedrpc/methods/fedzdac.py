@@ -27,7 +27,7 @@ from fedrpc.methods.blocks.zero_shot import (
     start_inversion,
 )
 from fedrpc.methods.fedavg import EqualUpdate, FedAvg, Global
-from fedrpc.methods.method import ClientContext, Env, Round, on, register
+from fedrpc.methods.method import ClientContext, ClientId, Env, Round, on, register
 from fedrpc.methods.tools import ReportedValue
 from fedrpc.models.state import load
 
@@ -46,6 +46,10 @@ class FedZdac(FedAvg[ZeroShotParams]):
     def report_values(self, params: Any) -> Sequence[ReportedValue]:
         """The real fraction of the training data, and that no guarantee follows from it."""
         return REPORTED
+
+    def count_most_examples(self, env: Env[ZeroShotParams], client: ClientId) -> int:
+        """The client's own examples, and those that it makes."""
+        return env.num_examples()[client] + env.num_classes * env.params.samples_per_class
 
     async def round(self, state: Global, rnd: Round[ZeroShotParams]) -> Global:
         """Asks the cohort to train; the next model is the uniform mean."""

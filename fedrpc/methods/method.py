@@ -17,9 +17,10 @@ from fedrpc import registry
 from fedrpc.methods.cost import Cost, Shapes
 from fedrpc.methods.phases import Answering, ClientId, Params, Phase, Reply, on
 from fedrpc.methods.runtime import Aggregate, ClientContext, Env, Round
-from fedrpc.privacy.mechanisms import History
+from fedrpc.privacy.mechanisms import Histories
 from fedrpc.training.loop import TrainReport
 from fedrpc.training.losses import Loss
+from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, averaged_fields
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Cost",
     "DpSgdStance",
     "Env",
+    "Histories",
     "Loss",
     "Method",
     "P",
@@ -90,6 +92,8 @@ class Method(Answering, Generic[State, P]):
     needs_each_update: ClassVar[str] = ""
     # Why the method has its own rule in place of the run's aggregators; "" when it uses `rnd.mean`.
     aggregates_itself: ClassVar[str] = ""
+    # What clients may declare as public; `fedrpc audit` finds rows that say so of any other kind.
+    public_kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.SCALARS})
 
     def network(self, build: Callable[[], nn.Module]) -> nn.Module:
         """The network that travels: the configured one, or the same with additions (a projection head)."""
@@ -118,12 +122,21 @@ class Method(Answering, Generic[State, P]):
         """The weights that evaluation and model.safetensors use."""
         raise NotImplementedError
 
+    def count_most_examples(self, env: Env[P], client: ClientId) -> int:
+        """The most examples that a client can train on; the fields marked `counts_examples` are held to it.
+
+        A method that gives clients further examples, or has them make some, adds these.
+        """
+        return env.num_examples()[client]
+
     def cost(self, shapes: Shapes[P]) -> Cost:
         """Tensor bytes by kind and direction, in closed form, for the whole run."""
         raise NotImplementedError
 
-    def expect_cost(self, phase: str, env: Env[P], training: History) -> History:
-        """What an honest client's answer to a phase costs at least; `fedrpc audit` holds privacy rows against it.
+    def expect_cost(self, phase: str, env: Env[P], training: Histories) -> Histories:
+        """What an honest client's answer to a phase costs at least, by how neighbouring data sets differ.
+
+        `fedrpc audit` holds privacy rows against it.
 
         By default an answer with averaged fields costs one training on all of a client's examples. A method overrides
         this if it trains otherwise, or releases anything with a mechanism of its own.
@@ -131,9 +144,9 @@ class Method(Answering, Generic[State, P]):
         Args:
             phase: The name of one of the method's phases.
             env: As in `init`, but built without the data set: it has no `bounds`.
-            training: The cost of one private training on all of a client's examples; () when training is not private.
+            training: The cost of one private training on all of a client's examples; empty when it is not private.
         """
-        return training if averaged_fields(self.phases[phase][0].up) else ()
+        return training if averaged_fields(self.phases[phase][0].up) else {}
 
     @classmethod
     def overrides(cls, stage: str) -> bool:

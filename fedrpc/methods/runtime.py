@@ -94,8 +94,8 @@ class Round(Protocol[P_co]):
 
         Args:
             check: As in `ask`.
-            each: Called with every complete answer as it is read, for a method that must see each client's own update;
-                such a method gives the reason in `needs_each_update`.
+            each: Called with every complete answer, once all are there and none is out of proportion, for a method that
+                must see each client's own update; such a method gives the reason in `needs_each_update`.
         """
         ...
 

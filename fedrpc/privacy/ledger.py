@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import ConfigError, WireError
 from fedrpc.files import Appended, explain_damage, measure_whole_lines, read_lines
-from fedrpc.privacy.mechanisms import MAX_ENTRIES, Coverage, Guarantee, History, add_histories
+from fedrpc.privacy.mechanisms import LEAST_NOISE, MAX_ENTRIES, Coverage, Guarantee, History, add_histories
 from fedrpc.wire.kinds import NOT_DATA_DERIVED, Kind
 
 GENESIS = b"\0" * 32
+TAKEN_OVER = "taken_over"  # in a client's first row after rows that it did not keep: how many of them there are
+MAX_ROW = 16 << 10  # characters of a row
+MAX_NOTIONS = 8  # of neighbours, under which a client spends: each has a history of its own
+BACKLOG_BYTES = 1 << 20  # of new rows that a client may send at a time, whatever it was asked ...
+TASK_BYTES = 64 << 10  # ... and for each task that it gets
 _MAX_ANSWERS = 64  # of a client whose parts are remembered: it has a few tasks at a time
 _LABELS = {kind.label for kind in Kind}
 _ROW: dict[str, Any] = {  # the keys and types that every row has
@@ -22,6 +27,7 @@ _ROW: dict[str, Any] = {  # the keys and types that every row has
     "previous": str,
     "round": int,
     "phase": str,
+    "task": str,
     "answer": str,
     "kind": str,
     "parts": list,
@@ -135,14 +141,41 @@ def hash_row(previous: bytes, row: str) -> bytes:
     return hashlib.sha256(previous + row.encode()).digest()
 
 
-class PrivacyFile:
-    """The server's copy of every client's chain: privacy.jsonl."""
+@dataclass(frozen=True)
+class Stages:
+    """What the rows of a run can be about.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Args:
+        phases: The phases that have releases.
+        rounds: The number of rounds.
+    """
+
+    phases: frozenset[str]
+    rounds: int
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        """Raises ValueError when a row is about nothing that the run asks."""
+        if row["phase"] not in self.phases:
+            raise ValueError(f"the run has no phase '{row['phase']:.40}'; it has {', '.join(sorted(self.phases))}")
+        if not -1 <= row["round"] <= self.rounds:  # set-up is round -1, and what follows the last has its number
+            raise ValueError(f"the run has {self.rounds} rounds, got a row of round {row['round']}")
+
+
+class PrivacyFile:
+    """The server's copy of every client's chain: privacy.jsonl.
+
+    A client can send rows for as long as it is connected, so what it may send is bounded: by what it is asked.
+
+    Args:
+        stages: What rows can be about; None for anything.
+    """
+
+    def __init__(self, path: Path, stages: Stages | None = None) -> None:
+        self._path, self._stages = path, stages
+        self._allowed: dict[int, int] = {}  # bytes that a client may still send
         self._heads: dict[int, tuple[int, bytes]] = {}
         self._spent: dict[int, dict[str, History]] = {}  # by client and adjacency
-        self._answers: dict[int, dict[str, set[str]]] = {}
+        self._answers: dict[int, dict[tuple[str, str], set[str]]] = {}
         for number, row in enumerate(read_lines(path), start=1):
             with explain_damage(path, f"line {number}"):
                 self._take_up(row)
@@ -166,21 +199,26 @@ class PrivacyFile:
         """Returns the composed histories of a client's covered releases in the file, by adjacency."""
         return self._spent.get(client, {})
 
+    def expect_rows(self, client: int) -> None:
+        """Notes that a client gets a task, for which it may send rows."""
+        self._allowed[client] = min(BACKLOG_BYTES, self._allowed.get(client, BACKLOG_BYTES) + TASK_BYTES)
+
     def _note_parts(self, client: int, row: Mapping[str, Any]) -> None:
         """Notes which parts of which answer a row is about; of the last few answers, since older ones are done with."""
         answers = self._answers.setdefault(client, {})
-        answers.setdefault(row["answer"], set()).update(row["parts"])
+        answers.setdefault((row["task"], row["answer"]), set()).update(row["parts"])
         if len(answers) > _MAX_ANSWERS:
             del answers[next(iter(answers))]
 
-    def find_parts_without_row(self, client: int, digest: bytes, kinds: Mapping[str, int]) -> list[str]:
+    def find_parts_without_row(self, client: int, task_id: str, digest: bytes, kinds: Mapping[str, int]) -> list[str]:
         """Finds the data-derived parts of an answer that no row in the file is about.
 
         Args:
+            task_id: Of the task that it answers: the same bytes in another round are another release.
             digest: The answer's.
             kinds: The number of the kind of each of its parts, by name.
         """
-        known = self._answers.get(client, {}).get(digest.hex(), set())
+        known = self._answers.get(client, {}).get((task_id, digest.hex()), set())
         return [part for part, kind in kinds.items() if kind not in NOT_DATA_DERIVED and part not in known]
 
     def extend(
@@ -201,14 +239,19 @@ class PrivacyFile:
             How many rows of this client the file now has.
 
         Raises:
-            WireError: The rows do not continue the chain, or one is malformed.
+            WireError: The rows do not continue the chain, one is malformed, or they are more than the client may send.
         """
         count, digest = self.get_head(client)
         lines, spent, parsed = [], [self.get_histories(client)], []
-        for index, row in enumerate(rows, start=first):
-            if index < count:
-                continue
-            values = _parse_row(row, client)
+        new = [(index, row) for index, row in enumerate(rows, start=first) if index >= count]
+        allowed, size = self._allowed.get(client, BACKLOG_BYTES), sum(len(row) for _, row in new)
+        if size > allowed:
+            raise WireError(
+                f"client {client} sent privacy rows of {size} bytes, expected {allowed} at most: it may send "
+                f"{TASK_BYTES} for each task"
+            )
+        for index, row in new:
+            values = _parse_row(row, client, self._stages)
             if index != count or values["index"] != count or values["previous"] != digest.hex():
                 raise WireError(f"client {client}'s privacy row {index} does not continue the chain at row {count}")
             digest = hash_row(digest, row)
@@ -218,10 +261,17 @@ class PrivacyFile:
             count += 1
         if not parsed:
             return count
+        composed = add_histories(spent)
+        if len(composed) > MAX_NOTIONS:
+            raise WireError(
+                f"client {client}'s privacy rows are about {len(composed)} notions of neighbours, expected "
+                f"{MAX_NOTIONS} at most"
+            )
         accept(count, digest)
         self._file.add("".join(lines))
+        self._allowed[client] = allowed - size
         self._heads[client] = (count, digest)
-        self._spent[client] = add_histories(spent)
+        self._spent[client] = composed
         for values in parsed:
             self._note_parts(client, values)
         return count
@@ -236,8 +286,10 @@ def _serialise(row: Mapping[str, Any]) -> str:
     return json.dumps(row, separators=(",", ":"))
 
 
-def _parse_row(row: str, client: int) -> dict[str, Any]:
+def _parse_row(row: str, client: int, stages: Stages | None) -> dict[str, Any]:
     try:
+        if len(row) > MAX_ROW:
+            raise ValueError(f"it has {len(row)} characters, expected {MAX_ROW} at most")
         values = json.loads(row)
         if not isinstance(values, dict) or values["client"] != client:
             raise ValueError("it is of another client")
@@ -248,13 +300,31 @@ def _parse_row(row: str, client: int) -> dict[str, Any]:
         Coverage(values["coverage"])
         if not all(isinstance(part, str) for part in values["parts"]):
             raise ValueError(f"'parts' is {values['parts']!r:.40}")
+        if "hash" in values:
+            raise ValueError("it has a hash, which the server computes")
         if values["kind"] not in _LABELS:
             raise ValueError(f"there is no kind '{values['kind']:.40}'")
+        if not all(map(str.isprintable, _list_texts(values))):
+            raise ValueError("it has control characters")
+        if stages is not None:
+            stages.check(values)
         if _serialise(values) != row:
             raise ValueError("its hash could not be recomputed from privacy.jsonl")
         return values
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WireError(f"client {client} sent a privacy row that cannot be read: {error}") from None
+
+
+def _list_texts(value: Any) -> Iterator[str]:
+    """All texts in a row, with which reports and logs are written."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for pair in value.items():
+            yield from _list_texts(pair)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _list_texts(item)
 
 
 def check_row(row: Mapping[str, Any], count: int, head: bytes) -> tuple[int, bytes]:
@@ -298,8 +368,9 @@ def parse_history(entries: Iterable[Any]) -> History:
     for entry in entries:
         noise, rate, steps = entry
         numbers = all(type(value) in (int, float) for value in (noise, rate)) and type(steps) is int
-        # Beyond these limits accountants overflow or never return; no real training comes near them.
-        if not (numbers and (noise == 0 or 1e-3 <= noise <= 1e6) and 1e-6 <= rate <= 1 and 0 <= steps <= 10**9):
+        # Beyond these limits accountants overflow or never return; no real training comes near them. What has no step
+        # has no cost, and must not look as if it had.
+        if not (numbers and (noise == 0 or LEAST_NOISE <= noise <= 1e6) and 1e-6 <= rate <= 1 and 1 <= steps <= 10**9):
             raise ValueError(f"'history' has {entry!r:.60}")
         found.append((float(noise), float(rate), steps))
     return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -20,15 +21,49 @@ ZERO_OUT = "zero-out, sizes public"  # one record becomes an empty one: the numb
 
 History = tuple[tuple[float, float, int], ...]  # (noise multiplier, sampling rate, steps), as Opacus writes it
 Histories = Mapping[str, History]  # by adjacency
-MAX_ENTRIES = 64  # in the history of one release
+MAX_ENTRIES = 64  # of a history: accountants take up to 0.07 s for each
+LEAST_NOISE = 1e-3  # beside none: with less, accountants overflow
+_GRIDS = (8, 4, 2, 1, 0.5, 0.25)  # values in an octave, each grid a part of the one before; the last has 45 entries
+_SLACK = 1e-9  # a value that is on a grid stays there, whatever its logarithm is rounded to
 
 
 def merge_histories(histories: Iterable[History]) -> History:
-    """Joins histories into one; steps of equal noise and sampling rate add up in one entry."""
+    """Joins histories into one; steps of equal noise and sampling rate add up in one entry.
+
+    Accountants take time for each entry. Where there are too many, entries are rounded to the finest grid on which they
+    are few enough, to less noise and a higher rate: that costs more, so an epsilon is never understated.
+    """
+    found = _add_up(entry for history in histories for entry in history)
+    for per_octave in _GRIDS:
+        if len(found) <= MAX_ENTRIES:
+            break
+        found = _add_up(
+            (_round_down(noise, per_octave), _round_up(rate, per_octave), steps) for noise, rate, steps in found
+        )
+    return found
+
+
+def _add_up(entries: Iterable[tuple[float, float, int]]) -> History:
     out: dict[tuple[float, float], int] = {}
-    for noise, rate, steps in (entry for history in histories for entry in history):
+    for noise, rate, steps in entries:
         out[noise, rate] = out.get((noise, rate), 0) + steps
     return tuple((noise, rate, steps) for (noise, rate), steps in out.items() if steps)
+
+
+def _round_down(value: float, per_octave: float) -> float:
+    """The largest power of two with an exponent in steps of 1 / `per_octave` that is not above a value; 0 stays 0."""
+    if value == 0:
+        return 0.0
+    exponent = math.floor(math.log2(value) * per_octave + _SLACK)
+    found = math.exp2(exponent / per_octave)
+    found = found if found <= value else math.exp2((exponent - 1) / per_octave)
+    return max(found, min(value, LEAST_NOISE))
+
+
+def _round_up(rate: float, per_octave: float) -> float:
+    exponent = math.ceil(math.log2(rate) * per_octave - _SLACK)
+    found = math.exp2(exponent / per_octave)
+    return min(1.0, found if found >= rate else math.exp2((exponent + 1) / per_octave))
 
 
 def add_histories(several: Iterable[Histories]) -> dict[str, History]:

@@ -44,10 +44,9 @@ def describe_verdict(audit: Audit) -> str:
     if audit.faults:
         more = f"; and {len(audit.faults) - 1:,} more" if len(audit.faults) > 1 else ""
         return f"{about}: {pluralize(len(audit.faults), 'fault')}: {audit.faults[0]}{more}"
-    checked = (
-        "every chain is whole" if audit.notes else "every chain is whole and signed, and claims what its answers cost"
-    )
-    return f"{about}: {checked}; all that went up has its row; the accountants agree"
+    signed = "every chain is whole and signed, and claims what its answers cost"
+    checked, limits = ("every chain is whole", ", as far as they were checked") if audit.notes else (signed, "")
+    return f"{about}: {checked}; all that went up has its row; the accountants agree{limits}"
 
 
 def _table(folder: Path, audit: Audit) -> Table:

@@ -17,6 +17,7 @@ import fedrpc
 from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc import log
 from fedrpc.errors import DiskFull, FedrpcError, Refused, Unavailable, WireError
+from fedrpc.log import MAX_TEXT, clean_text
 from fedrpc.privacy.heads import REGISTERED, HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.privacy.signing import load_public_key, read_certificate_key
@@ -105,12 +106,14 @@ class Servicer:
         if request.schema_digest != SCHEMA_DIGEST:
             raise Refused(
                 f"the wire schema differs: server {fedrpc.__version__} has schema {SCHEMA_DIGEST.hex()[:12]}, client "
-                f"{request.package_version or '?'} has {request.schema_digest.hex()[:12] or 'none'}; "
+                f"{clean_text(request.package_version) or '?'} has {request.schema_digest.hex()[:12] or 'none'}; "
                 "install the same fedrpc on both sides"
             )
         if not request.members:
             raise WireError("a Join without a client")
         for member in request.members:
+            if len(member.instance) > MAX_TEXT:
+                raise WireError(f"an instance has {len(member.instance)} characters, expected {MAX_TEXT} at most")
             self._check_certificate(member.client_id, context)
         source = self._check_keys(request.members, context)
         token, sessions, replaced = self._roster.join([(m.client_id, m.instance) for m in request.members])
@@ -123,7 +126,7 @@ class Servicer:
             if self._heads.register(member.client_id, member.public_key, rows, source):
                 self._log.warning("client_key_changed", client=member.client_id, from_row=rows)
         if request.package_version != fedrpc.__version__:
-            self._log.warning("version_skew", client=sessions[0].client, theirs=request.package_version)
+            self._log.warning("version_skew", client=sessions[0].client, theirs=clean_text(request.package_version))
         problem = self._server.problem
         response = pb.JoinResponse(
             token=token,
@@ -240,7 +243,7 @@ class Servicer:
 
 async def _abort(context: Any, error: Exception) -> None:
     code = next((code for cls, code in STATUS if isinstance(error, cls)), grpc.StatusCode.INTERNAL)
-    await context.abort(code, str(error)[:1000])
+    await context.abort(code, clean_text(str(error)))
 
 
 def _report_errors(

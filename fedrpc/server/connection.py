@@ -18,17 +18,20 @@ from fedrpc import log
 from fedrpc.config import LimitsConfig
 from fedrpc.errors import FedrpcError, Unavailable, WireError
 from fedrpc.files import explain_full
+from fedrpc.log import clean_text
 from fedrpc.privacy.heads import HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.server.mailbox import Delivery, Mailbox, Task
 from fedrpc.server.roster import Roster, Session, UnknownSession
 from fedrpc.server.rounds import ServerContext
 from fedrpc.server.upload import Upload
+from fedrpc.wire.codec import MAX_PARTS
 from fedrpc.wire.envelope import Cancel, Finished
 from fedrpc.wire.frames import (
     MAX_MISSED_HEARTBEATS,
     announces_chunks,
     assemble_frame,
+    check_envelope,
     check_name,
     parse,
     read_chunk,
@@ -50,7 +53,6 @@ from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 _RECEIPT_S = 0.01  # how long a receipt waits for a task with which it can travel
 _MAX_OUTBOX = 1000  # frames that wait to be sent: beyond it nothing more is read, so that a client cannot fill memory
-_MAX_PARTS = 1000  # a part is a field of a message's dataclass
 _Status = pb.Receipt.Status
 
 
@@ -99,7 +101,7 @@ class Desk:
     def check_rows(self, client: int, envelope: pb.Envelope) -> None:
         """Raises WireError when a data-derived part of a result has no privacy row."""
         kinds = {part.name: part.kind for part in envelope.parts}
-        if missing := self.privacy.find_parts_without_row(client, envelope.digest, kinds):
+        if missing := self.privacy.find_parts_without_row(client, envelope.task_id, envelope.digest, kinds):
             raise WireError(
                 f"client {client}'s answer to '{envelope.phase}' has no privacy row for {', '.join(missing)[:200]}: "
                 "every part that depends on data needs one before it is accepted"
@@ -292,6 +294,7 @@ class Connection:
         others = pb.Frame(receipt=receipt).SerializeToString() if receipt else b""
         body = task.question.body
         head = serialise_frame(session.number, self._build_envelope(delivery), body, others)
+        self._desk.privacy.expect_rows(task.client)
         rows = attempt.add_first(len(head), body.inline, len(others))
         try:
             await self._write(head)
@@ -361,7 +364,7 @@ class Connection:
         where = (task.round, task.phase) if task else (self._desk.round(), SESSION)
         attempt = Attempt(*where, "up", session.client, envelope.attempt if task else 0)
         # Looked at one by one only where they can be right: a frame has room for two million chunks.
-        fits = task is not None and max(len(frame.chunks), len(envelope.parts)) <= _MAX_PARTS
+        fits = task is not None and max(len(frame.chunks), len(envelope.parts)) <= MAX_PARTS
         rows = attempt.add_first(size, list_inline(frame) if fits else (), count_other_fields(frame))
         status, reason = _Status.STATUS_REFUSED, ""
         try:
@@ -373,6 +376,7 @@ class Connection:
             elif not fits:
                 raise WireError(f"a message of {len(envelope.parts)} parts has {len(frame.chunks)} chunks in its frame")
             else:
+                self._check_headers(task, envelope)
                 self._desk.check_rows(session.client, envelope)
                 if announces_chunks(frame) and not envelope.HasField("failure"):
                     await self._begin_upload(task, session, envelope, attempt, rows)
@@ -381,10 +385,20 @@ class Connection:
                 self._acknowledge(session, envelope.task_id, _Status.STATUS_ACCEPTED, {})
                 return
         except WireError as error:
-            reason = str(error)
+            reason = clean_text(str(error))
             self._log.warning("result_refused", client=session.client, error=reason)
         merge(rows, attempt.close(aborted=True))
         self._acknowledge(session, envelope.task_id, status, rows, reason)
+
+    def _check_headers(self, task: Task, envelope: pb.Envelope) -> None:
+        """Raises WireError when a result cannot be right; ends the task when sending it again would not help."""
+        check_envelope(envelope, self._desk.limits.most_bytes)
+        try:
+            if not envelope.HasField("failure"):
+                task.question.check_answer(envelope.parts)
+        except WireError as error:
+            self._mailbox.accept_failure(task, clean_text(str(error)))
+            raise
 
     @staticmethod
     def _is_wanted(task: Task, envelope: pb.Envelope) -> bool:
@@ -408,11 +422,11 @@ class Connection:
             abstained = envelope.failure.code == pb.Failure.CODE_ABSTAINED
             merge(rows, attempt.close(aborted=not abstained))
             self._desk.book.book(rows, whole=task.task_id if abstained else "")
-            reason = envelope.failure.reason or "the client gave no reason"
+            reason = clean_text(envelope.failure.reason) or "the client gave no reason"
             self._mailbox.accept_failure(task, reason, abstained=abstained)
             return
         data = io.BytesIO()
-        assemble_frame(frame, self._desk.limits.max_message_bytes, data)
+        assemble_frame(frame, self._desk.limits.most_bytes, data)
         merge(rows, attempt.close())
         self._desk.book.book(rows, whole=task.task_id)
         kept = self._desk.server.spool.keep_small(data.getvalue(), task.epoch, task.task_id)
@@ -424,7 +438,7 @@ class Connection:
         self, task: Task, session: Session, envelope: pb.Envelope, attempt: Attempt, rows: Rows
     ) -> None:
         await self._drop_upload()  # the client has given up the one before
-        upload = Upload(task, session, envelope, attempt, rows, self._desk.limits.max_message_bytes)
+        upload = Upload(task, session, envelope, attempt, rows, self._desk.limits.most_bytes)
         self._upload = upload
         upload.begin(
             self._desk.receiving,
@@ -481,7 +495,7 @@ class Connection:
             self._flush_receipts()
         held = self._desk.privacy.get_head(session.client)[0]
         self._receipts[session] = pb.Receipt(
-            task_id=task_id, status=status, durable=self._mailbox.durable, privacy_rows=held, reason=reason[:1000]
+            task_id=task_id, status=status, durable=self._mailbox.durable, privacy_rows=held, reason=clean_text(reason)
         )
         if self._due is None:
             self._due = asyncio.get_running_loop().call_later(_RECEIPT_S, self._flush_receipts)

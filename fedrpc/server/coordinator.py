@@ -14,9 +14,9 @@ from typing import Any
 from safetensors.torch import save as save_tensors
 
 from fedrpc import log
-from fedrpc.errors import QuorumError
+from fedrpc.errors import Diverged, QuorumError
 from fedrpc.files import write_durably
-from fedrpc.methods.builtin import EVALUATION, LEDGER, Candidate
+from fedrpc.methods.builtin import EVALUATION, LEDGER, Candidate, ClientEvaluation
 from fedrpc.methods.runtime import SETUP_ROUND
 from fedrpc.metrics.records import RecordsFile
 from fedrpc.privacy import summary as privacy
@@ -30,11 +30,14 @@ from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import ServerContext, ServerRound
 from fedrpc.server.selection import select_cohort
 from fedrpc.wire import ledger, stored
-from fedrpc.wire.ledger import LedgerFile, LedgerQuestion
-from fedrpc.wire.message import Tensors
+from fedrpc.wire.codec import check_finite
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.ledger import LedgerAnswer, LedgerFile, LedgerQuestion
+from fedrpc.wire.message import Tensors, flatten
 from fedrpc.wire.tcpinfo import Meter
 
 _QUIET_S = 0.06  # longer than a delayed TCP acknowledgement
+_MORE_ROWS = 1000  # of a client's ledger, of which the server saw nothing
 
 
 class Coordinator:
@@ -176,7 +179,7 @@ class Coordinator:
 
     def select_cohort(self, index: int) -> list[int]:
         """The clients asked in a round: the same for every method with the same seed."""
-        return select_cohort(self._problem, index)
+        return select_cohort(self._config, self._problem.env, index)
 
     async def _setup(self, state: Any, steps: Mapping[str, int]) -> Any:
         records: list[dict[str, Any]] = []
@@ -184,6 +187,7 @@ class Coordinator:
             rnd = self._open_stage(SETUP_ROUND, range(self._config.clients), steps)
             started = time.monotonic()
             state = await self._method.setup(state, rnd)
+            await self._check_state(state, rnd)
             self._aggregation = rnd.aggregation
             rnd.close()
             seconds = time.monotonic() - started
@@ -196,6 +200,7 @@ class Coordinator:
         started = time.monotonic()
         rnd = self._open_stage(index, self.select_cohort(index), steps)
         state = await self._method.round(state, rnd)
+        await self._check_state(state, rnd)
         self._aggregation = rnd.aggregation
         rnd.close()
         record = {"event": "round_finished", "round": index, "num_clients": len(rnd.answered)}
@@ -262,7 +267,21 @@ class Coordinator:
             self._records.add(records)
         self._reach_durable_point()
 
+    async def _check_state(self, state: Any, rnd: ServerRound) -> None:
+        """Raises Diverged when a stage gave a state with NaN or infinity: it must not become a checkpoint."""
+        layers = [layer for layer in rnd.aggregation.values() if layer is not None]
+        try:
+            for part in (part for found in (state, *layers) for part in flatten(found)):
+                if part.kind != Kind.SCALARS:
+                    await self._server.off_loop(check_finite, part.name, part.tensors)
+        except Diverged as error:
+            raise Diverged(
+                f"round {rnd.index}: after aggregation {error}. The checkpoint of the round before is kept; lower "
+                "train.lr (or the server's rate), and start in another --out"
+            ) from None
+
     async def _save_within(self, rnd: ServerRound, state: Any) -> None:
+        await self._check_state(state, rnd)
         await self._checkpoint(state, rnd.aggregation, rnd.index, [], dict(rnd.steps))
         self._book.forget_tasks()
         self._reach_durable_point()
@@ -318,9 +337,15 @@ class Coordinator:
 
     async def _ask_clients(self, weights: Tensors, index: int) -> dict[int, dict[str, int]]:
         rnd = self._open_own_stage(index, range(self._config.clients))
+
+        def check_size(client: int, _: Candidate, answer: ClientEvaluation) -> None:
+            size = len(self._problem.partition.indices[client]) - self._problem.num_examples[client]
+            if answer.num_examples != size:
+                raise ValueError(f"the client's test set has {size} examples, got a result on {answer.num_examples}")
+
         return {
             reply.client: {"correct": reply.body.num_correct, "of": reply.body.num_examples}
-            async for reply in rnd.ask(EVALUATION, Candidate(weights))
+            async for reply in rnd.ask(EVALUATION, Candidate(weights), inspect=check_size)
         }
 
     # The end
@@ -348,6 +373,7 @@ class Coordinator:
         index = self._config.rounds
         rnd = self._open_stage(index, range(self._config.clients))
         state = await self._method.finalize(state, rnd)
+        await self._check_state(state, rnd)
         rnd.close()
         weights = self._method.model(state)
         await self._evaluation.load(weights)
@@ -366,10 +392,14 @@ class Coordinator:
         sums = {"compared": 0, "differing": 0, "only_server": 0, "only_client": 0}
         # A new question each time, so that no answer from before a restart is reused.
         question = LedgerQuestion(f"what did you count? {uuid.uuid4().hex}")
-        async for reply in rnd.ask(LEDGER, question):
-            theirs = ledger.parse_rows(reply.body.rows)
+        theirs: dict[int, ledger.Rows] = {}
+
+        def parse(client: int, _: LedgerQuestion, answer: LedgerAnswer) -> None:
+            theirs[client] = ledger.parse_rows(answer.rows, client, 2 * len(ours[client]) + _MORE_ROWS)
+
+        async for reply in rnd.ask(LEDGER, question, inspect=parse):
             interrupted = self._was_resumed or self._roster.has_rejoined(reply.client)
-            found = ledger.compare(ours.get(reply.client, {}), theirs, interrupted=interrupted)
+            found = ledger.compare(ours[reply.client], theirs.pop(reply.client), interrupted=interrupted)
             for name, value in found.items():
                 sums[name] += value
         if sums["differing"]:

@@ -19,7 +19,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,21 +30,24 @@ from torch import nn
 
 from fedrpc import log
 from fedrpc.aggregation.aggregator import Aggregator, Combiner, find_combining_layer
-from fedrpc.errors import Cancelled, FedrpcError, QuorumError, WireError
+from fedrpc.errors import Cancelled, FedrpcError, QuorumError
+from fedrpc.log import clean_text
 from fedrpc.methods.phases import Check, ClientId, Down, Phase, Reply, Up
 from fedrpc.methods.runtime import Aggregate
 from fedrpc.problem import Problem
 from fedrpc.process import keeping_freed_memory
 from fedrpc.seeds import derive
 from fedrpc.server.mailbox import Mailbox, Missing, Task
-from fedrpc.server.question import Question
+from fedrpc.server.question import Expectation, Question
 from fedrpc.server.spool import Spool, Spooled, read_reply
+from fedrpc.server.updates import UpdateNorms, check_counts
 from fedrpc.training.loop import compute_learning_rate
-from fedrpc.wire.codec import check_finite, decode_parts, read_layout
+from fedrpc.wire.codec import Layout, check_finite, check_same_layout, decode_parts, read_layout
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, averaged_fields, unflatten
 
 T = TypeVar("T")
+Inspect = Callable[[ClientId, Any, Any], None]  # called with client, question and answer; raises to refuse the answer
 Progress = Callable[[str, dict[str, Any]], None]
 _PROGRESS_EVERY_S = 0.1
 _SMALL_BYTES = 64 << 10
@@ -67,6 +71,26 @@ class ServerContext:
     device: torch.device
     progress: Progress
 
+    @cached_property
+    def most_examples(self) -> list[int]:
+        """Of every client, the most examples that it can train on."""
+        env, method = self.problem.env, self.problem.method
+        return [method.count_most_examples(env, client) for client in range(env.num_clients)]
+
+    def expect(self, phase: Phase[Any, Any]) -> Expectation:
+        """What the answers to a question can look like."""
+        config = self.problem.config
+        return Expectation(
+            phase,
+            epochs=config.train.epochs,
+            data_bytes=self._largest_data_bytes,
+            max_bytes=config.limits.max_message_bytes,
+        )
+
+    @cached_property
+    def _largest_data_bytes(self) -> int:
+        return max(self.problem.num_examples, default=0) * math.prod(self.problem.env.shape) * torch.float32.itemsize
+
     async def off_loop(self, function: Callable[..., T], *args: Any) -> T:
         """Runs the server's own heavy work in an io thread."""
         return await asyncio.get_running_loop().run_in_executor(self.io, function, *args)
@@ -75,6 +99,20 @@ class ServerContext:
 def make_task_id(run_id: str, round_index: int, phase: str, step: int, client: int) -> str:
     """Computes a task's id: the same question to the same client has the same id, also when the round is repeated."""
     return hashlib.sha256(f"{run_id}/{round_index}/{phase}/{step}/{client}".encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One question to many clients: what is known of its answers, and what became of them."""
+
+    expected: Expectation
+    replies: dict[ClientId, Spooled] = field(default_factory=dict)  # those that were read and found right
+    missing: dict[ClientId, Missing] = field(default_factory=dict)
+
+    @property
+    def num_asked(self) -> int:
+        """How many clients were asked, once all have answered or are missing."""
+        return len(self.replies) + len(self.missing)
 
 
 class ServerRound:
@@ -195,23 +233,39 @@ class ServerRound:
         if each is not None:
             self._check_may_see_updates(phase)
         layers, fields, states = self._server.problem.aggregators, averaged_fields(phase.up), self.aggregation
-        asked = list(message) if isinstance(message, Mapping) else self.cohort
+        clients = list(message) if isinstance(message, Mapping) else self.cohort
         for layer in layers:
-            state = await layer.prepare(states[layer.name], self._for_layer(layer), phase, asked)
+            state = await layer.prepare(states[layer.name], self._for_layer(layer), phase, clients)
             self._set_state(layer, state)
         combining = find_combining_layer(layers)
         combiners: dict[str, Combiner] = {}
         answers: dict[ClientId, Up] = {}
-        layouts = _SameLayouts(fields, check)
-        async for reply in self._ask(phase, message, check=layouts):
+        asked = _Asked(self._server.expect(phase))
+        layouts, norms = _SameLayouts(fields, check, asked.expected), self._build_norms(phase)
+
+        async def combine(reply: Reply[Up]) -> None:
             for name, weigh in fields.items():
                 if (tensors := getattr(reply.body, name)) is not None:
                     if name not in combiners:
                         combiners[name] = combining.make_combiner(states[combining.name])
                     await self.compute(combiners[name].add, tensors, weigh(reply.body), reply.client)
-            if each is not None:
-                await each(reply)
+
+        async for reply in self._ask(phase, message, check=layouts, inspect=norms.measure, asked=asked):
+            await combine(reply)
             answers[reply.client] = _drop_fields(reply.body, fields)
+            del reply  # its mapped file with it
+        if refused := norms.find_outliers():
+            self._refuse(phase, refused, asked, self._quorum)
+            combiners.clear()
+            answers = {client: answer for client, answer in answers.items() if client not in refused}
+        if refused or each is not None:
+            # Once more, now that it is known which updates count.
+            async for reply in self._read_again(phase, asked):
+                if refused:
+                    await combine(reply)
+                if each is not None:
+                    await each(reply)
+                del reply
         aggregates: Mapping[str, Tensors] = {n: await self.compute(c.combine) for n, c in combiners.items()}
         for name, tensors in aggregates.items():
             layouts.check_aggregate(name, tensors, combining.name)
@@ -222,6 +276,28 @@ class ServerRound:
                 aggregates, state = await layer.finish(states[layer.name], rnd, aggregates, sent)
                 self._set_state(layer, state)
         return Aggregate(answers, aggregates)
+
+    def _build_norms(self, phase: Phase[Any, Any]) -> UpdateNorms:
+        """Measures the updates that answer a phase; none where an aggregator hides them."""
+        hidden = any(layer.hides_updates for layer in self._server.problem.aggregators)
+        ratio = self._server.problem.config.limits.update_norm
+        return UpdateNorms(phase, {} if hidden else averaged_fields(phase.up), self._server.problem.num_examples, ratio)
+
+    def _refuse(self, phase: Phase[Any, Any], why: Mapping[ClientId, str], asked: _Asked, quorum: float) -> None:
+        """Counts clients as missing whose answers were right by themselves, but not beside the others'."""
+        for client, reason in why.items():
+            del asked.replies[client]
+            self.answered.discard(client)
+            asked.missing[client] = Missing(reason)
+            self._note_missing(phase, client, asked.missing[client])
+        self.missing = {client: missing.reason for client, missing in asked.missing.items()}
+        self.record(refused_updates=self.recorded.get("refused_updates", {}) | dict(why))
+        self._check_quorum(phase, asked, quorum)
+
+    async def _read_again(self, phase: Phase[Any, Up], asked: _Asked) -> AsyncIterator[Reply[Up]]:
+        """Yields the answers that were found right, from where they are spooled."""
+        for client, reply in asked.replies.items():
+            yield Reply(client, await self._server.off_loop(_decode, reply, phase))
 
     def _for_layer(self, layer: Aggregator[Any, Any]) -> ServerRound:
         """This round for an aggregator: with random streams of its own, and its answers are no participation."""
@@ -245,11 +321,33 @@ class ServerRound:
         *,
         quorum: float | None = None,
         check: Check[Down, Up] | None = None,
+        inspect: Inspect | None = None,
     ) -> AsyncIterator[Reply[Up]]:
-        """Asks everybody at once and yields the answers in cohort order."""
-        if averaged_fields(phase.up):
-            self._check_may_see_updates(phase)
-        return self._ask(phase, message, quorum=quorum, check=check)
+        """Asks everybody at once and yields the answers in cohort order.
+
+        Args:
+            inspect: For the coordinator's own questions: a check that knows whose answer it is.
+        """
+        if not averaged_fields(phase.up):
+            return self._ask(phase, message, quorum=quorum, check=check, inspect=inspect)
+        self._check_may_see_updates(phase)
+        return self._ask_for_updates(phase, message, quorum, check)
+
+    async def _ask_for_updates(
+        self,
+        phase: Phase[Down, Up],
+        message: Down | Mapping[ClientId, Down],
+        quorum: float | None,
+        check: Check[Down, Up] | None,
+    ) -> AsyncIterator[Reply[Up]]:
+        """Yields updates once all are there, since only then it is known which of them are out of proportion."""
+        asked, norms = _Asked(self._server.expect(phase)), self._build_norms(phase)
+        async for _ in self._ask(phase, message, quorum=quorum, check=check, inspect=norms.measure, asked=asked):
+            pass
+        if refused := norms.find_outliers():
+            self._refuse(phase, refused, asked, self._quorum if quorum is None else quorum)
+        async for reply in self._read_again(phase, asked):
+            yield reply
 
     def _check_may_see_updates(self, phase: Phase[Any, Any]) -> None:
         method = type(self._server.problem.method)
@@ -267,19 +365,25 @@ class ServerRound:
         *,
         quorum: float | None = None,
         check: Check[Down, Up] | None = None,
+        inspect: Inspect | None = None,
+        asked: _Asked | None = None,
     ) -> AsyncIterator[Reply[Up]]:
-        asked = dict(message) if isinstance(message, Mapping) else dict.fromkeys(self.cohort, message)
-        tasks = await self._make_tasks(phase, asked, self._next_step(phase))
-        missing: dict[ClientId, Missing] = {}
+        messages = dict(message) if isinstance(message, Mapping) else dict.fromkeys(self.cohort, message)
+        asked = asked or _Asked(self._server.expect(phase))
+        tasks = await self._make_tasks(phase, messages, self._next_step(phase), asked.expected)
+        checks = (phase.check, check)
         self._server.mailbox.post(task for task in tasks if not task.done)
         try:
             for task in tasks:
                 self._show_progress(phase, tasks)
-                reply = await self._read_reply(await task.outcome, phase, task, asked[task.client], check)
+                outcome = await task.outcome
+                reply = await self._read_reply(outcome, phase, task, messages[task.client], checks, inspect)
                 if isinstance(reply, Missing):
-                    missing[task.client] = reply
+                    asked.missing[task.client] = reply
                     self._note_missing(phase, task.client, reply)
                     continue
+                assert not isinstance(outcome, Missing), "it was read"
+                asked.replies[task.client] = outcome
                 self.answered.add(task.client)
                 self._num_answers[phase.name] += 1
                 yield reply
@@ -290,18 +394,20 @@ class ServerRound:
             raise
         finally:
             self._server.mailbox.withdraw(tasks, "the answer is no longer needed")
-            self.missing = {client: why.reason for client, why in missing.items()}
-        self._check_quorum(phase, len(tasks), missing, self._quorum if quorum is None else quorum)
+            self.missing = {client: why.reason for client, why in asked.missing.items()}
+        self._check_quorum(phase, asked, self._quorum if quorum is None else quorum)
 
     def _next_step(self, phase: Phase[Any, Any]) -> int:
         number = self.steps.get(phase.name, 0)
         self.steps[phase.name] = number + 1
         return number
 
-    async def _make_tasks(self, phase: Phase[Any, Any], asked: Mapping[ClientId, Any], step: int) -> list[Task]:
+    async def _make_tasks(
+        self, phase: Phase[Any, Any], asked: Mapping[ClientId, Any], step: int, expected: Expectation
+    ) -> list[Task]:
         server = self._server
         times = Counter(id(message) for message in asked.values())
-        questions = {id(m): Question(m, shared=times[id(m)] > 1) for m in asked.values()}
+        questions = {id(m): Question(m, shared=times[id(m)] > 1, expected=expected) for m in asked.values()}
         if len(questions) == 1:
             # A broadcast is encoded before anything can change it.
             await server.off_loop(next(iter(questions.values())).prepare)
@@ -329,18 +435,47 @@ class ServerRound:
         phase: Phase[Down, Up],
         task: Task,
         message: Down,
-        check: Check[Down, Up] | None,
+        checks: Sequence[Check[Down, Up] | None],
+        inspect: Inspect | None,
     ) -> Missing | Reply[Up]:
         if isinstance(outcome, Missing):
             return outcome
         try:
             # A hop to another thread costs more than the work on a small reply.
             small = (outcome.stat().st_size if isinstance(outcome, Path) else outcome.size) < _SMALL_BYTES
-            args = (outcome, phase, task.question, message, check)
-            return Reply(task.client, _read(*args) if small else await self._server.off_loop(_read, *args))
+            args = (outcome, phase, task, message, checks, inspect)
+            return Reply(task.client, self._read(*args) if small else await self._server.off_loop(self._read, *args))
         except Exception as error:
             # A bad reply is its client's failure, never the run's.
-            return Missing(str(error) if isinstance(error, FedrpcError) else f"{type(error).__name__}: {error}")
+            text = str(error) if isinstance(error, FedrpcError) else f"{type(error).__name__}: {error}"
+            return Missing(clean_text(text))
+
+    def _read(
+        self,
+        reply: Spooled,
+        phase: Phase[Any, Any],
+        task: Task,
+        message: Any,
+        checks: Sequence[Check[Any, Any] | None],
+        inspect: Inspect | None,
+    ) -> Any:
+        """Decodes and checks one spooled reply to a message; raises when anything is wrong with it."""
+        envelope, buffers = read_reply(reply)
+        tensors = decode_parts(phase.up, envelope.parts, buffers)
+        body = unflatten(phase.up, tensors)
+        for name, asked in phase.same_fields.items():
+            sent = read_layout(task.question.payload.parts, asked)
+            check_same_layout(name, sent, read_layout(envelope.parts, name))
+        for part in envelope.parts:
+            if Kind(part.kind) != Kind.SCALARS:
+                check_finite(part.name, tensors[part.name])
+        check_counts(body, self._server.most_examples[task.client], self.env.train.epochs)
+        for check in checks:
+            if check is not None:
+                check(message, body)
+        if inspect is not None:
+            inspect(task.client, message, body)
+        return body
 
     def _note_missing(self, phase: Phase[Any, Any], client: ClientId, why: Missing) -> None:
         if why.hung:
@@ -356,9 +491,8 @@ class ServerRound:
             values = {"round": self.index, "phase": phase.name, "answered": answered, "of": len(tasks)}
             self._server.progress("phase", values)
 
-    def _check_quorum(
-        self, phase: Phase[Any, Any], num_asked: int, missing: Mapping[ClientId, Missing], quorum: float
-    ) -> None:
+    def _check_quorum(self, phase: Phase[Any, Any], asked: _Asked, quorum: float) -> None:
+        num_asked, missing = asked.num_asked, asked.missing
         # Clients that abstained could not answer, so the quorum does not count them.
         due = num_asked - sum(why.abstained for why in missing.values())
         needed, answered = math.ceil(quorum * due), num_asked - len(missing)
@@ -370,30 +504,19 @@ class ServerRound:
             )
 
 
-def _read(
-    reply: Spooled, phase: Phase[Any, Any], question: Question, message: Any, check: Check[Any, Any] | None
-) -> Any:
-    """Decodes and checks one spooled reply to a message; raises when anything is wrong with it."""
+def _decode(reply: Spooled, phase: Phase[Any, Up]) -> Up:
+    """Decodes a reply that was checked before."""
     envelope, buffers = read_reply(reply)
-    tensors = decode_parts(phase.up, envelope.parts, buffers)
-    body = unflatten(phase.up, tensors)
-    for name, asked in phase.same_fields.items():
-        _check_same(name, read_layout(question.payload.parts, asked), read_layout(envelope.parts, name))
-    for part in envelope.parts:
-        if Kind(part.kind) != Kind.SCALARS:
-            check_finite(part.name, tensors[part.name])
-    for each in (phase.check, check):
-        if each is not None:
-            each(message, body)
+    body: Up = unflatten(phase.up, decode_parts(phase.up, envelope.parts, buffers))
     return body
 
 
 class _SameLayouts:
     """Checks answers, and that their averaged fields have the names, shapes and dtypes of the first answer's."""
 
-    def __init__(self, fields: Iterable[str], check: Check[Any, Any] | None) -> None:
-        self._fields, self._check = tuple(fields), check
-        self._layouts: dict[str, Any] = {}
+    def __init__(self, fields: Iterable[str], check: Check[Any, Any] | None, expected: Expectation) -> None:
+        self._fields, self._check, self._expected = tuple(fields), check, expected
+        self._layouts: dict[str, Layout] = {}
 
     def __call__(self, question: Any, answer: Any) -> None:
         """Raises ValueError when an answer cannot be averaged with the others."""
@@ -405,6 +528,7 @@ class _SameLayouts:
             layout = _describe_layout(tensors)
             if layout != self._layouts.setdefault(name, layout):
                 raise ValueError(f"'{name}' has other names, shapes or dtypes than the first answer's")
+            self._expected.note_layout(name, layout)
 
     def check_aggregate(self, name: str, tensors: Tensors, aggregator: str) -> None:
         """Raises TypeError when what an aggregator made of the answers is not like one of them."""
@@ -412,7 +536,7 @@ class _SameLayouts:
             raise TypeError(f"aggregator '{aggregator}' gave '{name}' other names, shapes or dtypes than updates have")
 
 
-def _describe_layout(tensors: Tensors) -> dict[str, Any]:
+def _describe_layout(tensors: Tensors) -> Layout:
     return {path: (tensor.dtype, tuple(tensor.shape)) for path, tensor in tensors.items()}
 
 
@@ -439,9 +563,3 @@ def _find_common_fields(phase: Phase[Down, Any], message: Down | Mapping[ClientI
         if isinstance(first, dict) and all(_are_equal(getattr(other, name), first) for other in messages):
             found[name] = first
     return found
-
-
-def _check_same(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    for path in [*ours, *theirs]:
-        if ours.get(path) != theirs.get(path):
-            raise WireError(f"'{name}' tensor '{path}': expected {ours.get(path)}, got {theirs.get(path)}")

@@ -25,7 +25,7 @@ from fedrpc.device import choose
 from fedrpc.errors import ConfigError, Damaged, Unavailable
 from fedrpc.files import RESTORE, explain_damage, write_durably
 from fedrpc.privacy.heads import HEADS_FILE, HeadsFile
-from fedrpc.privacy.ledger import PrivacyFile
+from fedrpc.privacy.ledger import PrivacyFile, Stages
 from fedrpc.problem import Problem
 from fedrpc.process import freeze_memory, return_freed_memory
 from fedrpc.server.app import GrpcServer, Health, Servicer
@@ -37,7 +37,7 @@ from fedrpc.server.rounds import Progress, ServerContext
 from fedrpc.server.selection import select_cohort
 from fedrpc.server.spool import Spool
 from fedrpc.tls.credentials import ServerTls
-from fedrpc.wire.ledger import LedgerFile
+from fedrpc.wire.ledger import EVALUATE, LedgerFile
 from fedrpc.wire.tcpinfo import Meter
 
 _SINCE_BEGIN = ("partition.json", "ledger.partial.jsonl", "ledger.jsonl", "records.jsonl", "spool", "summary.json")
@@ -166,11 +166,17 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
 def _prepare(config: RunConfig, data_dir: Path | None) -> tuple[Problem, dict[str, Any]]:
     """Builds the learning problem, and the table that describes its partition."""
     problem = Problem(config, data_dir)
-    select_cohort(problem, 0)  # raises now when the selection does not exist or does not work
+    select_cohort(problem.config, problem.env, 0)  # raises now when the selection does not exist or does not work
     table = summarize_partition(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
     # For those who read the run without its data: what a client trains on, after its local test set is set aside.
     found = {"num_train": list(problem.env.num_examples()), "shape": list(problem.dataset.shape)}
     return problem, table | {"classes": list(problem.dataset.classes)} | found
+
+
+def _list_stages(problem: Problem) -> Stages:
+    """What clients' privacy rows can be about."""
+    halves = (problem.method, *problem.aggregators)
+    return Stages(frozenset({EVALUATE, *(phase for half in halves for phase in half.phases)}), problem.config.rounds)
 
 
 async def _run_server(
@@ -186,7 +192,7 @@ async def _run_server(
     grpc_server = GrpcServer(options.listen, options.tls, options.insecure, health)
     work, io = (_start_pool(stack, *pool) for pool in ((1, "work"), (2, "io")))
     book = stack.enter_context(contextlib.closing(LedgerFile(out)))
-    privacy = stack.enter_context(contextlib.closing(PrivacyFile(out / "privacy.jsonl")))
+    privacy = stack.enter_context(contextlib.closing(PrivacyFile(out / "privacy.jsonl", _list_stages(problem))))
     heads = stack.enter_context(contextlib.closing(HeadsFile(out / HEADS_FILE, run_id)))
     spool = stack.enter_context(contextlib.closing(Spool(out / "spool")))
     roster = Roster(config.clients, config.limits.grace_s)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fedrpc.config import RunConfig
 from fedrpc.errors import ConfigError
 from fedrpc.methods.phases import ClientId
 from fedrpc.methods.runtime import Env
-from fedrpc.problem import Problem
 from fedrpc.registry import Registry
 from fedrpc.seeds import derive
 
@@ -19,10 +19,10 @@ Selection = Callable[[np.random.Generator, int, Env], Sequence[ClientId]]
 SELECTIONS: Registry[Selection] = Registry("selection", "selections")
 
 
-def select_cohort(problem: Problem, round_index: int) -> list[ClientId]:
+def select_cohort(config: RunConfig, env: Env, round_index: int) -> list[ClientId]:
     """The cohort of a round, in ascending order: the same for every method with the same seed."""
-    name, num_clients = problem.config.selection, problem.config.clients
-    chosen = SELECTIONS[name](derive(problem.config.seed, "cohort", round_index), round_index, problem.env)
+    name, num_clients = config.selection, config.clients
+    chosen = SELECTIONS[name](derive(config.seed, "cohort", round_index), round_index, env)
     cohort = sorted({int(client) for client in chosen})
     if not cohort or len(cohort) < len(chosen) or not 0 <= cohort[0] <= cohort[-1] < num_clients:
         raise ConfigError(

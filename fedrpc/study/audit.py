@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import ConfigError
-from fedrpc.privacy.accountant import choose_accountant, compute_epsilon
+from fedrpc.privacy.accountant import choose_accountant, compute_epsilon, describe_weak_delta
 from fedrpc.privacy.heads import HEADS_FILE, find_forged_heads, read_keys
-from fedrpc.privacy.ledger import GENESIS
+from fedrpc.privacy.ledger import GENESIS, TAKEN_OVER
 from fedrpc.privacy.mechanisms import History, merge_histories
 from fedrpc.privacy.second import compute_tight_epsilon
 from fedrpc.privacy.signing import Signer
@@ -27,7 +28,7 @@ from fedrpc.privacy.statement import ask_second
 from fedrpc.privacy.summary import is_uncovered, summarise
 from fedrpc.privacy.unaccounted import find_unaccounted
 from fedrpc.study.claims import Held, hold_against_facts
-from fedrpc.study.facts import find_wrong_sizes, load_facts
+from fedrpc.study.facts import Facts, find_wrong_cohorts, find_wrong_sizes, load_facts
 from fedrpc.study.privacy_rows import PrivacyRow, read_privacy_rows
 from fedrpc.study.reading import FILES, check_finished
 from fedrpc.wire.ledger import Key, Sums, read_rows
@@ -82,24 +83,29 @@ class Audit:
 def audit_run(run: Path) -> Audit:
     """Checks the privacy of the finished run in a run directory."""
     check_finished(run, (*FILES, "privacy.jsonl"))
-    reported = _read_summary(run)["privacy"]
+    reported = _read_reported(run)
     rows, chains, faults = read_privacy_rows(run / "privacy.jsonl")
     heads = {client: (len(chain), chain[-1] if chain else GENESIS) for client, chain in chains.items()}
     values = [row.values for row in rows]
     unaccounted = find_unaccounted(_read_ledger(run / "ledger.jsonl"), values)
-    facts, notes = load_facts(run)
+    facts, gaps = load_facts(run)
     held = hold_against_facts(facts, rows, unaccounted) if facts else None
-    found = Audit(len(rows), heads, [], faults + _compare_with_stores(run, heads), notes)
+    found = Audit(len(rows), heads, [], faults + _compare_with_stores(run, heads))
     if (run / HEADS_FILE).is_file():
         found.faults += find_forged_heads(run / HEADS_FILE, _read_run_id(run), chains)
         found.keys = read_keys(run / HEADS_FILE)
         found.faults += _compare_keys(run, found.keys)
         found.notes += _list_changed_keys(found.keys)
-    else:  # a run that has the facts was made by a version that files signatures, too
-        (found.faults if facts else found.notes).append(f"who signed the rows is not known: there is no {HEADS_FILE}")
+    else:
+        gaps.append(f"who signed the rows is not known: there is no {HEADS_FILE}")
+    # Where an epsilon is promised, files that would show it to be wrong may have been removed for that reason.
+    (found.faults if _promises_anything(reported) else found.notes).extend(gaps)
+    found.notes += _note_adoptions(rows)
     found.faults += [f"{entry}" for entry in unaccounted] + (held.faults if held else [])
-    found.faults += find_wrong_sizes(run, facts) if facts else []
-    again = summarise(values, reported["delta"], unaccounted=unaccounted)
+    if facts:
+        found.faults += find_wrong_sizes(run, facts) + find_wrong_cohorts(facts)
+    again = summarise(values, reported["delta"], facts.config.privacy.noise if facts else "seeded", unaccounted)
+    found.faults += find_wrong_words(reported, again, facts)
     for kind in sorted({*reported["releases"], *again["releases"]}):
         ours, theirs = reported["releases"].get(kind), again["releases"].get(kind)
         if (ours and ours["count"]) != (theirs and theirs["count"]):
@@ -113,12 +119,31 @@ def audit_run(run: Path) -> Audit:
     return found
 
 
-def _read_summary(run: Path) -> dict[str, Any]:
+def _read_reported(run: Path) -> dict[str, Any]:
     path = run / "summary.json"
     try:
-        return json.loads(path.read_text())  # type: ignore[no-any-return]
-    except ValueError as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+        reported: dict[str, Any] = json.loads(path.read_text())["privacy"]
+        for entry in (reported, *reported["releases"].values()):
+            if entry["epsilon"] is not None and not entry["epsilon"] >= 0:
+                raise ValueError(f"expected epsilons of 0 or more, got {entry['epsilon']}")
+        if not 0 < reported["delta"] < 1:
+            raise ValueError(f"delta is {reported['delta']}")
+        return reported
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error!r}") from None
+
+
+def _promises_anything(reported: Mapping[str, Any]) -> bool:
+    return any(entry["epsilon"] is not None for entry in (reported, *reported["releases"].values()))
+
+
+def _note_adoptions(rows: Iterable[PrivacyRow]) -> list[str]:
+    return [
+        f"client {row['client']}'s rows before row {row['index']}: it did not have them any more, took them over from "
+        "the server, and does not vouch for them"
+        for row in (row.values for row in rows)
+        if TAKEN_OVER in row
+    ]
 
 
 def _read_ledger(path: Path) -> Iterator[tuple[Key, Sums]]:
@@ -140,13 +165,12 @@ def _compare_with_stores(run: Path, heads: Mapping[int, tuple[int, bytes]]) -> l
         database = folder / "store.db"
         if not database.is_file():
             continue
-        # Only a store that was not closed has a log, which must be read; from any other SQLite is to leave no file.
-        how = "mode=ro" if database.with_name("store.db-wal").exists() else "immutable=1"
-        with sqlite3.connect(f"file:{database}?{how}", uri=True) as db:
-            last = db.execute("SELECT number, hash FROM privacy ORDER BY number DESC LIMIT 1").fetchone()
-        db.close()
         client = int(folder.parent.name)
-        theirs = (last[0] + 1, last[1]) if last else (0, GENESIS)
+        try:
+            theirs = _read_head(database)
+        except sqlite3.DatabaseError as error:
+            faults.append(f"client {client}: its own chain cannot be read: {error}")
+            continue
         ours = heads.get(client, (0, GENESIS))
         if theirs != ours:
             faults.append(
@@ -173,6 +197,15 @@ def _list_changed_keys(keys: Mapping[int, list[dict[str, Any]]]) -> Iterable[str
                 f"whether client {client} is the same from row {entry['rows']} on: it joined with another key, as one "
                 "does whose state folder was lost"
             )
+
+
+def _read_head(database: Path) -> tuple[int, bytes]:
+    """How many rows the chain in a client's store has, and the hash of the last."""
+    # Only a store that was not closed has a log, which must be read; from any other SQLite is to leave no file.
+    how = "mode=ro" if database.with_name("store.db-wal").exists() else "immutable=1"
+    with contextlib.closing(sqlite3.connect(f"file:{database}?{how}", uri=True)) as db:
+        last = db.execute("SELECT number, hash FROM privacy ORDER BY number DESC LIMIT 1").fetchone()
+    return (last[0] + 1, last[1]) if last else (0, GENESIS)
 
 
 def _pair_promises(
@@ -218,6 +251,37 @@ def _find_worst_history(rows: Sequence[PrivacyRow], delta: float) -> History:
     return max(distinct, key=lambda history: compute_epsilon(history, delta), default=())
 
 
+def find_wrong_words(reported: dict[str, Any], again: dict[str, Any], facts: Facts | None) -> list[str]:
+    """Finds out whether the summary says of an epsilon that it depends on something else than it does.
+
+    What it does not say is no fault, since an older one says less, and the line that shows it names what is missing.
+    """
+    faults = []
+    for what, ours, theirs in _pair_promises(reported, again):
+        if ours["epsilon"] is None or theirs["epsilon"] is None:
+            continue  # `find_disagreements` compares these
+        for name in ("accountant", "unit", "adjacency", "sampling", "trust", "noise"):
+            if ours.get(name) not in (None, theirs[name]):
+                faults.append(f"{what}: summary.json says of its epsilon '{ours[name]}', expected '{theirs[name]}'")
+        second = (ours.get("second") or theirs["second"])["epsilon"]
+        if second is not None and not _is_close(second, theirs["second"]["epsilon"]):
+            faults.append(f"{what}: summary.json says that dp-accounting gives {second}, it is {theirs['second']}")
+    if facts is None or reported["epsilon"] is None:
+        return faults
+    delta = facts.config.privacy.delta
+    if reported["delta"] != delta:
+        faults.append(f"summary.json has epsilons at delta {reported['delta']:g}, config.toml has delta {delta:g}")
+    if reported.get("warning", "") != (warning := describe_weak_delta(delta, facts.num_train)):
+        faults.append(f"summary.json warns {reported.get('warning', '')!r}, expected {warning!r}")
+    return faults
+
+
+def _is_close(value: float | None, expected: float | None) -> bool:
+    if value is None or expected is None or math.isinf(value) or math.isinf(expected):
+        return value == expected
+    return abs(value - expected) <= TOLERANCE * max(expected, 1e-3)
+
+
 def find_disagreements(line: Line) -> list[str]:
     """Finds out whether a reported epsilon is another one than it should be, or less than it must be.
 
@@ -231,7 +295,7 @@ def find_disagreements(line: Line) -> list[str]:
     faults = []
     same = {"privacy.jsonl": line.again} | ({"dp-accounting": line.second} if line.accountant == "gdp" else {})
     for name, value in same.items():
-        if value is None or abs(value - line.reported) > TOLERANCE * max(line.reported, 1e-3):
+        if not _is_close(value, line.reported):
             faults.append(f"{line.what}: summary.json says epsilon {line.reported:.6g}, {name} gives {value}")
     if line.tight is not None and line.tight > line.reported * (1 + TOLERANCE):
         faults.append(f"{line.what}: epsilon {line.reported:.6g} is less than the {line.tight:.6g} that it must be")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fedrpc.privacy.accountant import compute_epsilon
 from fedrpc.privacy.ledger import NOISE
-from fedrpc.privacy.mechanisms import ZERO_OUT, Coverage, History, merge_histories
+from fedrpc.privacy.mechanisms import Coverage, Histories, History, merge_histories
 from fedrpc.privacy.unaccounted import Unaccounted
 from fedrpc.study.facts import Facts
 from fedrpc.study.privacy_rows import Answer, PrivacyRow, group_answers
@@ -53,11 +53,12 @@ def hold_against_facts(facts: Facts, rows: Sequence[PrivacyRow], unaccounted: It
         expected = facts.expect_cost(answer.client, answer.round, answer.phase)
         held.faults += _check_answer(facts, answer, expected)
         kinds = frozenset(row.values["kind"] for row in answer.rows if row.history)
-        held.expected.append((answer.client, kinds, expected))
+        held.expected.append((answer.client, kinds, merge_histories(expected.values())))
     told = {(answer.client, answer.round, answer.phase) for answer in answers}
     for client, index, phase in sorted({(entry.client, entry.round, entry.phase) for entry in unaccounted} - told):
         if facts.knows_phase(phase):
-            held.expected.append((client, frozenset(), facts.expect_cost(client, index, phase)))
+            cost = merge_histories(facts.expect_cost(client, index, phase).values())
+            held.expected.append((client, frozenset(), cost))
     held.faults += _count_answers(facts, answers)
     return held
 
@@ -78,15 +79,18 @@ def _count_answers(facts: Facts, answers: Iterable[Answer]) -> Iterator[str]:
                 )
 
 
-def _check_answer(facts: Facts, answer: Answer, expected: History) -> Iterator[str]:
-    yield from _check_cost(answer, expected)
+def _check_answer(facts: Facts, answer: Answer, expected: Histories) -> Iterator[str]:
+    for adjacency, cost in expected.items():
+        yield from _check_cost(answer, adjacency, cost)
     privacy = facts.config.privacy
     for row in answer.rows:
-        mechanism, parameters = row.values["mechanism"], row.values["parameters"]
+        mechanism, parameters, kind = (row.values[name] for name in ("mechanism", "parameters", "kind"))
         if row.history and (said := parameters.get("noise")) != NOISE[privacy.noise]:
             yield f"{row} says of its noise {said!r}; config.toml has {privacy.noise!r}"
         if row.coverage is Coverage.CHARGED_ELSEWHERE and not any(other.history for other in answer.rows):
             yield f"{row} is charged with another row of the same answer, and no row of it has a cost"
+        if row.coverage is Coverage.PUBLIC and not facts.may_be_public(answer.client, answer.phase, kind):
+            yield f"{row} claims that {kind} are public ({row.values['covers']}); there they depend on data"
         if mechanism == _DP_SGD and row.coverage in (Coverage.COVERED, Coverage.CHARGED_ELSEWHERE):
             yield from _check_dp_sgd(facts, row)
         elif row.coverage is Coverage.COVERED and not expected:
@@ -99,19 +103,20 @@ def _check_dp_sgd(facts: Facts, row: PrivacyRow) -> Iterator[str]:
         yield f"{row} claims DP-SGD, and config.toml has none"
     elif claimed != dp_sgd.max_grad_norm:
         yield f"{row} claims gradients clipped to {claimed}; config.toml has {dp_sgd.max_grad_norm}"
-    if row.values["adjacency"] != ZERO_OUT:
-        yield f"{row} claims DP-SGD for {row.values['adjacency']!r} neighbours; it holds for {ZERO_OUT!r}"
 
 
-def _check_cost(answer: Answer, expected: History) -> Iterator[str]:
-    """Finds out whether the rows of an answer claim less than it costs, and names the row that does."""
-    short = find_shortfall(merge_histories(row.history for row in answer.rows), expected)
-    if not short:
-        return
+def _check_cost(answer: Answer, adjacency: str, expected: History) -> Iterator[str]:
+    """Finds out whether the rows of an answer claim less than it costs for these neighbours, and names one."""
     costly = [row for row in answer.rows if row.history]
-    row = costly[0] if costly else answer.rows[0]
+    mine = [row for row in costly if row.values["adjacency"] == adjacency]
+    if not find_shortfall(merge_histories(row.history for row in mine), expected):
+        return
+    row = next(iter([*mine, *costly, *answer.rows]))
     claim = _describe(row.history) if costly else f"no cost ({row.values['covers']})"
-    yield f"{row} claims {claim}; config.toml and partition.json give {_describe(expected)}"
+    told = _describe(expected)
+    if costly and not mine:
+        claim, told = f"{claim}, {row.values['adjacency']!r} neighbours", f"{told}, {adjacency!r} neighbours"
+    yield f"{row} claims {claim}; config.toml and partition.json give {told}"
 
 
 def find_shortfall(claimed: History, expected: History) -> History:

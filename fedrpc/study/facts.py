@@ -23,11 +23,12 @@ from fedrpc.methods import METHODS
 from fedrpc.methods.method import Method
 from fedrpc.methods.runtime import SETUP_ROUND, Env
 from fedrpc.metrics.records import read_records
-from fedrpc.privacy.mechanisms import History
+from fedrpc.privacy.mechanisms import ZERO_OUT, Histories, History, add_histories
 from fedrpc.registry import AGGREGATORS
+from fedrpc.server.selection import SELECTIONS, select_cohort
 from fedrpc.training.dpsgd_plan import plan_cost
 from fedrpc.wire.ledger import EVALUATE
-from fedrpc.wire.message import fields
+from fedrpc.wire.message import averaged_fields, fields
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,13 @@ class Stage:
     """Who took part in set-up, a round or finalize, as records.jsonl has it.
 
     Attributes:
+        cohort: Who was to take part.
         asked: The cohort, and whoever else was asked.
         num_answers: By phase.
         planned_rounds: How many rounds the run was to have when the stage ended.
     """
 
+    cohort: Sequence[int]
     asked: frozenset[int]
     num_answers: Mapping[str, int]
     planned_rounds: int
@@ -64,9 +67,16 @@ class Facts:
     ) -> None:
         self.config, self.num_train, self.stages = config, num_train, stages
         self.method: Method[Any, Any] = METHODS[config.method]()
+        SELECTIONS.check(config.selection)
         self._env = _build_env(config, self.method, num_train, shape, num_classes)
-        self._others = {EVALUATE, *(phase for name in config.layers for phase in AGGREGATORS[name].phases)}
+        layers = {name: AGGREGATORS[name] for name in config.layers}
+        self._others = {EVALUATE, *(phase for layer in layers.values() for phase in layer.phases)}
+        self._layers = [layer(layer.Params(**config.aggregation.get(name, {}))) for name, layer in layers.items()]
         self._expect, self._find_planned = functools.cache(self._ask_method), functools.cache(self._find_most_planned)
+
+    def select_cohort(self, round_index: int) -> list[int]:
+        """The cohort of a round."""
+        return select_cohort(self.config, self._env, round_index)
 
     def knows_phase(self, phase: str) -> bool:
         """Whether the run has a phase of this name."""
@@ -90,8 +100,18 @@ class Facts:
         finalized = before is not None and before.planned_rounds == round_index
         return phase == EVALUATE or stage is None or finalized or client in stage.asked
 
-    def expect_cost(self, client: int, round_index: int, phase: str) -> History:
-        """What a client's answer to a phase costs at least.
+    def may_be_public(self, client: int, phase: str, kind: str) -> bool:
+        """Whether an honest client may say of a kind in its answer that it depends on no data, as far as that is known.
+
+        Whoever has trained on nothing may say so of everything but an evaluation.
+        """
+        if phase not in self.method.phases:
+            return phase != EVALUATE
+        has_trained = self.num_train[client] > 0 and self.config.train.epochs > 0
+        return not has_trained or kind in {public.label for public in self.method.public_kinds}
+
+    def expect_cost(self, client: int, round_index: int, phase: str) -> Histories:
+        """What a client's answer to a phase costs at least, by adjacency.
 
         Noise for a target epsilon follows the number of planned rounds, which may change when a run is started again:
         the larger the number, the more noise. So the largest number up to this round counts. Rows are then held against
@@ -108,8 +128,12 @@ class Facts:
         planned = (stage.planned_rounds for index, stage in self.stages.items() if index <= round_index)
         return max(planned, default=self.config.rounds)
 
-    def _ask_method(self, phase: str, training: History) -> History:
-        return self.method.expect_cost(phase, self._env, training) if phase in self.method.phases else ()
+    def _ask_method(self, phase: str, training: History) -> Histories:
+        if phase not in self.method.phases:
+            return {}
+        own = self.method.expect_cost(phase, self._env, {ZERO_OUT: training} if training else {})
+        num_fields = len(averaged_fields(self.method.phases[phase][0].up))
+        return add_histories([own, *num_fields * [layer.expect_cost(self._env) for layer in self._layers]])
 
 
 def load_facts(run: Path) -> tuple[Facts | None, list[str]]:
@@ -134,6 +158,17 @@ def find_wrong_sizes(run: Path, facts: Facts) -> list[str]:
             faults.append(
                 f"partition.json: client {client} trains on {facts.num_train[client]} examples, but was dealt "
                 f"{sum(counts)}, of which {tested} are its local test"
+            )
+    return faults
+
+
+def find_wrong_cohorts(facts: Facts) -> list[str]:
+    """Finds rounds whose cohort in records.jsonl is not the one that follows from the configuration and its seed."""
+    faults = []
+    for index, stage in sorted(facts.stages.items()):
+        if 0 <= index < facts.config.rounds and list(stage.cohort) != (true := facts.select_cohort(index)):
+            faults.append(
+                f"records.jsonl: the cohort of round {index} is {stage.cohort}, config.toml gives {true}"[:300]
             )
     return faults
 
@@ -163,7 +198,7 @@ def _read_stages(path: Path, num_rounds: int) -> tuple[dict[int, Stage], int]:
             asked = frozenset(
                 client for name in ("cohort", "answered", "abstained", "missing") for client in found[name]
             )
-            stages[record["round"]] = Stage(asked, found["answers"], record["planned_rounds"])
+            stages[record["round"]] = Stage(found["cohort"], asked, found["answers"], record["planned_rounds"])
     return stages, sum(index not in stages for index in range(num_rounds))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,18 @@ from torch import Tensor
 
 from fedrpc.errors import Diverged, WireError
 from fedrpc.wire.kinds import DTYPE_NUMBERS, DTYPES, Kind
-from fedrpc.wire.message import FlatPart, Tensors, fields, flatten, unflatten
+from fedrpc.wire.message import FlatPart, Tensors, describe_scalar, fields, flatten, unflatten
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 assert sys.byteorder == "little", "the wire is little-endian and buffers travel as they lie in memory"
+
+Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # dtype and shape of each tensor of a part, by path
+
+# Headers are looked at on the event loop, before anything else is known of a message: what they may cost has a bound.
+MAX_PARTS = 1000  # a part is a field of a message's dataclass
+MAX_TENSORS = 1 << 16  # in a message
+MAX_DIMENSIONS = 64  # as in torch
+MAX_NAME = 1000  # characters of a part's name or of a tensor's path
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,9 @@ def encode(message: Any, *, finite: bool = False) -> Payload:
     """
     parts, buffers = [], []
     hasher = hashlib.sha256()
-    for flat in flatten(message):
+    flattened = flatten(message)
+    _check_counts(len(flattened), sum(len(flat.tensors) for flat in flattened))
+    for flat in flattened:
         if finite and flat.kind != Kind.SCALARS:
             check_finite(flat.name, flat.tensors)
         header, views = _encode_part(flat)
@@ -87,27 +97,93 @@ def _view_bytes(tensor: Tensor) -> memoryview:
 def _build_spec(path: str, tensor: Tensor) -> pb.TensorSpec:
     if tensor.dtype not in DTYPE_NUMBERS:
         raise WireError(f"tensor '{path}' has dtype {tensor.dtype}, which cannot be sent; cast it first")
+    if len(path) > MAX_NAME:
+        raise WireError(
+            f"the tensor '{path[:60]}...' has a path of {len(path)} characters, expected {MAX_NAME} at most"
+        )
     return pb.TensorSpec(path=path, dtype=pb.DType.ValueType(DTYPE_NUMBERS[tensor.dtype]), shape=list(tensor.shape))
+
+
+def check_headers(parts: Sequence[pb.Part]) -> None:
+    """Raises WireError unless the received headers of a message are consistent, and few and small enough."""
+    _check_counts(len(parts), sum(len(part.tensors) for part in parts[:MAX_PARTS]))
+    for part in parts:
+        check_header(part)
+
+
+def _check_counts(num_parts: int, num_tensors: int) -> None:
+    if num_parts > MAX_PARTS:
+        raise WireError(f"a message has {num_parts} parts, expected {MAX_PARTS} at most")
+    if num_tensors > MAX_TENSORS:
+        raise WireError(f"a message has {num_tensors} tensors, expected {MAX_TENSORS} at most; stack them to fewer")
 
 
 def check_header(part: pb.Part) -> None:
     """Raises WireError unless a received header is consistent and of a known codec, kind and dtypes."""
+    if len(part.name) > MAX_NAME:
+        raise WireError(f"a part's name has {len(part.name)} characters, expected {MAX_NAME} at most")
     if part.codec != pb.CODEC_RAW:
         raise WireError(f"part '{part.name}' has codec {part.codec}; this side knows {pb.CODEC_RAW} (raw)")
     if part.kind not in Kind._value2member_map_:
         raise WireError(f"part '{part.name}' has kind number {part.kind}, which this side does not know")
     total = 0
     for spec in part.tensors:
-        if spec.dtype not in DTYPES:
-            raise WireError(f"part '{part.name}', tensor '{spec.path}': unknown dtype number {spec.dtype}")
-        if any(length >= 2**63 for length in spec.shape):
-            raise WireError(f"part '{part.name}', tensor '{spec.path}': no tensor has the shape {list(spec.shape)}")
-        total += math.prod(spec.shape) * DTYPES[spec.dtype].itemsize
+        total += _count_bytes(part.name, spec)
+        if total > part.size:
+            break
     if total != part.size:
-        raise WireError(f"part '{part.name}' says {part.size} bytes but its tensors take {total}")
+        taken = total if total < 2**63 else "far more"
+        raise WireError(f"part '{part.name}' says {part.size} bytes but its tensors take {taken}")
 
 
-def read_layout(parts: Iterable[pb.Part], name: str) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+def _count_bytes(part: str, spec: pb.TensorSpec) -> int:
+    if len(spec.path) > MAX_NAME:
+        raise WireError(f"part '{part}': a tensor's path has {len(spec.path)} characters, expected {MAX_NAME} at most")
+    where = f"part '{part}', tensor '{spec.path}'"
+    if spec.dtype not in DTYPES:
+        raise WireError(f"{where}: unknown dtype number {spec.dtype}")
+    if len(spec.shape) > MAX_DIMENSIONS:
+        raise WireError(f"{where} has {len(spec.shape)} dimensions, expected {MAX_DIMENSIONS} at most")
+    if any(length >= 2**63 for length in spec.shape):
+        raise WireError(f"{where}: no tensor has the shape {list(spec.shape)}")
+    return math.prod(spec.shape) * DTYPES[spec.dtype].itemsize
+
+
+def check_answer_headers(cls: type, parts: Sequence[pb.Part], layouts: Mapping[str, Layout]) -> None:
+    """Raises WireError when consistent headers cannot be those of a message of type `cls`.
+
+    Args:
+        layouts: The layouts that are known in advance, by part.
+    """
+    known = {field.name: field for field in fields(cls)}
+    seen: set[str] = set()
+    for part in parts:
+        field = known.get(part.name)
+        if field is None:
+            raise WireError(f"{cls.__name__} has no part '{part.name}'; expected {', '.join(sorted(known))}")
+        if part.name in seen:
+            raise WireError(f"part '{part.name}' was received twice")
+        seen.add(part.name)
+        _check_kind(part, field.kind)
+        expected = layouts[part.name] if part.name in layouts else describe_scalar(field.hint)
+        if expected is not None:
+            check_same_layout(part.name, expected, read_layout([part], part.name))
+
+
+def check_same_layout(name: str, expected: Layout, got: Layout) -> None:
+    """Raises WireError when a part's tensors have not the names, shapes and dtypes that are expected."""
+    for path in [*expected, *got]:
+        if expected.get(path) != got.get(path):
+            raise WireError(f"'{name}' tensor '{path}': expected {expected.get(path)}, got {got.get(path)}")
+
+
+def _check_kind(part: pb.Part, expected: Kind | None) -> None:
+    if expected != Kind(part.kind):
+        wanted = expected and expected.name
+        raise WireError(f"part '{part.name}' has kind {pb.Kind.Name(part.kind)}, expected {wanted}")
+
+
+def read_layout(parts: Iterable[pb.Part], name: str) -> Layout:
     """Reads the dtype and shape of each tensor in the part of that name, by the tensor's path."""
     specs = [spec for part in parts if part.name == name for spec in part.tensors]
     return {spec.path: (DTYPES[spec.dtype], tuple(spec.shape)) for spec in specs}
@@ -121,7 +197,7 @@ def check_finite(name: str, tensors: Tensors) -> None:
         # NaN and infinity always reach the sum, which is quicker by far; a sum that overflows is looked at closely.
         small = tensor.dtype.itemsize < 2  # float8 has no sum
         if (small or not bool(torch.isfinite(tensor.sum()))) and not bool(torch.isfinite(tensor).all()):
-            raise Diverged(f"'{name}' tensor '{path}' has NaN or infinity: the client's training diverged")
+            raise Diverged(f"'{name}' tensor '{path}' has NaN or infinity: training diverged")
 
 
 def decode(cls: type, parts: Sequence[pb.Part], buffers: Sequence[memoryview]) -> Any:
@@ -137,11 +213,8 @@ def decode_parts(cls: type, parts: Sequence[pb.Part], buffers: Sequence[memoryvi
         check_header(header)
         if header.name in flat:
             raise WireError(f"part '{header.name}' was received twice")
-        if header.name in kinds and kinds[header.name] != Kind(header.kind):
-            wanted = kinds[header.name]
-            raise WireError(
-                f"part '{header.name}' has kind {pb.Kind.Name(header.kind)}, expected {wanted and wanted.name}"
-            )
+        if header.name in kinds:
+            _check_kind(header, kinds[header.name])
         flat[header.name] = _decode_part(header, buffer)
     return flat
 

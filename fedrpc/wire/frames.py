@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from fedrpc.errors import WireError
 from fedrpc.files import open_replacement
-from fedrpc.wire.codec import Payload, check_header
+from fedrpc.wire.codec import MAX_PARTS, Payload, check_headers
 from fedrpc.wire.envelope import Envelope, build_envelope, read_envelope
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.v2 import coordinator_pb2 as pb
@@ -179,6 +179,14 @@ def _decode_varint(data: bytes, at: int) -> tuple[int, int]:
     return value, len(data) + 1
 
 
+def check_envelope(envelope: pb.Envelope, max_bytes: int) -> None:
+    """Raises WireError unless the headers of a message are consistent, and announce at most `max_bytes`."""
+    total = sum(part.size for part in envelope.parts[:MAX_PARTS])
+    if total > max_bytes:
+        raise WireError(f"a message of {total} bytes is over the limit of {max_bytes} (limits.max_message_bytes)")
+    check_headers(envelope.parts)
+
+
 class Assembler:
     """Assembles the chunks of one message in order and checks sizes and the digest.
 
@@ -189,11 +197,7 @@ class Assembler:
     """
 
     def __init__(self, envelope: pb.Envelope, max_bytes: int, file: BinaryIO | None = None) -> None:
-        total = sum(part.size for part in envelope.parts)
-        if total > max_bytes:
-            raise WireError(f"a message of {total} bytes is over the limit of {max_bytes} (limits.max_message_bytes)")
-        for part in envelope.parts:
-            check_header(part)
+        check_envelope(envelope, max_bytes)
         self.envelope = envelope
         self._file = file
         self._buffers = [bytearray(part.size) for part in envelope.parts] if file is None else []

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedrpc.errors import WireError
 from fedrpc.files import Appended, explain_damage, read_lines, write_atomically
 from fedrpc.wire.frames import Inline, count_field_bytes, count_message_bytes
 from fedrpc.wire.kinds import DIRECTIONS, Direction, Kind
@@ -390,12 +391,40 @@ class LedgerAnswer:
     rows: str = part(Kind.ENVELOPE)
 
 
-def parse_rows(text: str) -> Rows:
-    """Parses the rows that a client sent; malformed text gives no rows."""
-    try:
-        return dict(from_json(line) for line in text.splitlines())
-    except (ValueError, TypeError, KeyError):
-        return {}
+def parse_rows(text: str, client: int, most: int) -> Rows:
+    """Parses the rows that a client sent.
+
+    Args:
+        client: Whose rows they must be.
+        most: The most rows that it can have.
+
+    Raises:
+        WireError: One is malformed, of another client, or there are too many.
+    """
+    if (count := text.count("\n") + 1) > most:
+        raise WireError(f"client {client} sent a ledger of {count} rows, expected {most} at most")
+    rows: Rows = {}
+    for line in text.split("\n") if text else ():
+        try:
+            key, sums = from_json(line)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise WireError(f"client {client} sent a ledger row that cannot be read: {line[:100]!r}") from None
+        if not _is_row_of(client, key, sums):
+            raise WireError(f"client {client} sent a ledger row that cannot be its own: {line[:200]!r}")
+        rows[key] = sums
+    return rows
+
+
+def _is_row_of(client: int, key: Key, sums: Sums) -> bool:
+    """Whether a row that was received has the types of a row, and values that can be."""
+    numbers = (key.round, key.client, key.attempt, *vars(sums).values())
+    return (
+        all(type(number) is int for number in numbers)
+        and all(type(text) is str for text in (key.phase, key.kind, key.direction))
+        and type(key.aborted) is bool
+        and key.client == client
+        and all(0 <= number < 2**63 for number in vars(sums).values())
+    )
 
 
 def group_by_client(rows: Mapping[Key, Sums]) -> dict[int, Rows]:

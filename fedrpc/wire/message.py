@@ -38,15 +38,37 @@ _FIELDS: dict[type[Any], tuple[Field, ...]] = {}
 _AVERAGED: dict[type[Any], dict[str, Callable[[Any], float]]] = {}
 
 
-def part(kind: Kind, *, default: Any = _MISSING, averaged_by: str | Callable[[Any], float] | None = None) -> Any:
+def part(
+    kind: Kind,
+    *,
+    default: Any = _MISSING,
+    averaged_by: str | Callable[[Any], float] | None = None,
+    counts_examples: bool = False,
+    by_epoch: bool = False,
+) -> Any:
     """Declares a field of a message and what its bytes are booked under.
 
     Args:
         averaged_by: For a field of an answer, of type Tensors, that only counts in the mean over clients: the field
             with its weight, or a function of the answer that gives the weight.
+        counts_examples: For numbers of an answer that count its client's training examples: the server refuses an
+            answer in which they add up to more than the client can have.
+        by_epoch: For numbers of an answer of which there is one for each epoch: the server refuses more.
     """
-    metadata = {"kind": kind, "averaged_by": averaged_by}
+    metadata = {"kind": kind, "averaged_by": averaged_by, "counts_examples": counts_examples, "by_epoch": by_epoch}
     return dataclasses.field(metadata=metadata, **({} if default is _MISSING else {"default": default}))
+
+
+@functools.cache
+def counted_fields(cls: type) -> tuple[str, ...]:
+    """The fields of an answer that count its client's training examples."""
+    return tuple(item.name for item in dataclasses.fields(cls) if item.metadata.get("counts_examples"))
+
+
+@functools.cache
+def fields_by_epoch(cls: type) -> tuple[str, ...]:
+    """The fields of an answer that have a number for each epoch."""
+    return tuple(item.name for item in dataclasses.fields(cls) if item.metadata.get("by_epoch"))
 
 
 def averaged_fields(cls: type[Any]) -> dict[str, Callable[[Any], float]]:
@@ -161,6 +183,11 @@ def _infer_kind(hint: Any) -> Kind | None:
     if hint in _SCALARS:
         return Kind.SCALARS
     return Kind.ENVELOPE if hint is str else None
+
+
+def describe_scalar(hint: Any) -> dict[str, tuple[torch.dtype, tuple[int, ...]]] | None:
+    """The layout of a field that holds one number; None for any other field, whose layout its type does not tell."""
+    return {"": (_SCALARS[hint][1], ())} if hint in _SCALARS else None
 
 
 def check_message(cls: type) -> None:

@@ -11,7 +11,7 @@ import pytest
 from fedrpc.methods import METHODS
 from fedrpc.methods.method import Method
 from fedrpc.privacy.ledger import read_history
-from fedrpc.privacy.mechanisms import History, merge_histories
+from fedrpc.privacy.mechanisms import ZERO_OUT, History, merge_histories
 from fedrpc.privacy.unaccounted import find_unaccounted
 from fedrpc.study.facts import Facts
 from fedrpc.study.privacy_rows import PrivacyRow, group_answers
@@ -39,14 +39,15 @@ def sum_charged(played: Played) -> dict[Place, History]:
 
 
 def list_expected(played: Played) -> dict[Place, History]:
-    problem = played.problem
+    problem, adjacencies = played.problem, {row["adjacency"] for row in played.released}
     config, sizes = problem.config, problem.env.num_examples()
-    return {
-        (client, index, phase): problem.method.expect_cost(
-            phase, problem.env, plan_cost(config.privacy, config.train, sizes[client], config.rounds)
-        )
-        for index, phase, _, client in played.asked
-    }
+    out = {}
+    for index, phase, _, client in played.asked:
+        training = plan_cost(config.privacy, config.train, sizes[client], config.rounds)
+        costs = problem.method.expect_cost(phase, problem.env, {ZERO_OUT: training} if training else {})
+        assert set(costs) <= adjacencies
+        out[client, index, phase] = merge_histories(costs.values())
+    return out
 
 
 @pytest.mark.parametrize("method", PRIVATE, ids=lambda method: method.name)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,15 @@ from fedrpc.methods.fedavg import FIT, FedAvg, Global
 from fedrpc.methods.fedavg import Update as FedAvgUpdate
 from fedrpc.methods.phases import ClientId, Params, Phase, on
 from fedrpc.methods.runtime import ClientContext, Env, Round
-from fedrpc.privacy.mechanisms import Gaussian
+from fedrpc.privacy.mechanisms import Gaussian, Histories
 from fedrpc.problem import Problem
 from fedrpc.server.selection import SELECTIONS, select_cohort
+from fedrpc.study.audit import audit_run
 from fedrpc.wire import stored
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors, part
 from tests.fakes import InMemoryFederation, mlp, problem_of, run_in_memory
+from tests.finished import forge, write_accounts
 
 
 @contextlib.contextmanager
@@ -227,14 +230,17 @@ class Noisy(Aggregator[None, NoiseParams]):
     name = "noisy"
     releases_updates = True
 
+    def build_mechanism(self) -> Gaussian:
+        return Gaussian(self.params.std, 2 * self.params.clip, covers="of the whole update", adjacency="replace-one")
+
+    def expect_cost(self, env: Env) -> Histories:
+        return self.build_mechanism().guarantee.histories
+
     def transform(self, ctx: ClientContext, update: Update) -> Tensors:
         assert update.received is not None
         flat = torch.cat([(value - update.received[name]).flatten() for name, value in update.tensors.items()])
         flat = flat * min(1.0, self.params.clip / float(flat.norm()))
-        covering = Gaussian(
-            self.params.std, 2 * self.params.clip, covers="of the whole update", adjacency="replace-one"
-        )
-        noisy, out = ctx.release(update.field, flat, covering), {}
+        noisy, out = ctx.release(update.field, flat, self.build_mechanism()), {}
         for name, value in update.received.items():
             move, noisy = noisy[: value.numel()], noisy[value.numel() :]
             out[name] = value + move.view(value.shape)
@@ -250,6 +256,16 @@ def test_an_aggregator_adds_noise_and_writes_the_privacy_row_that_covers_it():
     release = run.privacy()["releases"]["weights"]
     assert release["epsilon"] is not None
     assert run.sha256 != run_in_memory(problem_of("fedavg", build=mlp), 2).sha256
+
+
+def test_an_audit_knows_what_an_aggregator_releases(tmp_path: Path):
+    played = run_in_memory(problem_with(Noisy, AGGREGATORS["mean"], rounds=2), 2)
+    with registered(Noisy):
+        write_accounts(tmp_path, played)
+        assert audit_run(tmp_path).faults == []
+        forge(tmp_path, lambda row: row | {"history": [[5.0, 1.0, 1]]} if row["history"] else row)
+        faults = audit_run(tmp_path).faults
+    assert any("claims noise 5 at rate 1 for 1 steps; config.toml and" in fault for fault in faults), faults
 
 
 # Durable state on both sides
@@ -464,9 +480,9 @@ def test_a_selection_is_checked(chosen, match):
     try:
         problem = problem_of("fedavg", selection="odd")
         if match is None:
-            assert select_cohort(problem, 0) == [0, 2]
+            assert select_cohort(problem.config, problem.env, 0) == [0, 2]
         else:
             with pytest.raises(ConfigError, match=match):
-                select_cohort(problem, 0)
+                select_cohort(problem.config, problem.env, 0)
     finally:
         SELECTIONS._items.pop("odd")

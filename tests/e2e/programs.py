@@ -29,6 +29,7 @@ OUTSIDE = Path(__file__).parent / "outside"
 ENTRY_POINTS = """[fedrpc.methods]
 gated = outside:Gated
 held = outside:Held
+loaded = outside:Loaded
 echo = outside:Echo
 timed-echo = outside:TimedEcho
 nudged = outside:Nudged
@@ -105,7 +106,8 @@ def check_accounts(run: Path) -> None:
     methods = [value for value in vars(outside).values() if isinstance(value, type) and "name" in vars(value)]
     with registered(*methods):
         found = audit_run(run)
-    notes = [note for note in found.notes if "joined with another key" not in note]  # tests remove clients' folders
+    # A client that lost its state goes on with the server's copy, and with another key: both are noted.
+    notes = [note for note in found.notes if "took them over" not in note and "another key" not in note]
     assert (found.faults, notes) == ([], []), run
 
 

@@ -41,7 +41,7 @@ def target(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs, 
     folder = tmp_path_factory.mktemp("attack")
     out, state, gates = RunDir(folder / "run"), folder / "state", Gates(folder / "gates")
     # One transfer at a time: a permit that is not given back stops every later one.
-    words = settings(method="gated", params__gates=str(gates.folder), limits__transfers=1)
+    words = settings(method="loaded", params__gates=str(gates.folder), limits__transfers=1)
     server = shared_programs.server(out.path, *words)
     (state / "2").mkdir(parents=True)
     (state / "2" / "instance").write_text(INSTANCE)
@@ -81,7 +81,7 @@ class Attack:
         return pb.Frame(session=self.session, **fields)
 
     def result(self, **changes: Any) -> pb.Envelope:
-        """The envelope of a result that is right but for the changes: one float of weights."""
+        """The envelope of a result that is right but for the changes: one float where anything can be."""
         values = {
             "task_id": self.task.task_id,
             "round": self.task.round,
@@ -133,7 +133,7 @@ def attack(target: Target) -> Iterator[Attack]:
 
 def _part(**changes: Any) -> pb.Part:
     spec = pb.TensorSpec(path="w", dtype=pb.DTYPE_FLOAT32, shape=[1])
-    values = {"name": "weights", "kind": pb.KIND_WEIGHTS, "codec": pb.CODEC_RAW, "size": 4, "tensors": [spec]}
+    values = {"name": "load", "kind": pb.KIND_ACTIVATIONS, "codec": pb.CODEC_RAW, "size": 4, "tensors": [spec]}
     return pb.Part(**(values | changes))
 
 
@@ -452,7 +452,7 @@ def test_privacy_rows_that_are_not_signed(attack: Attack) -> None:
 
 def test_a_result_without_privacy_rows(attack: Attack) -> None:
     said = attack.send_result(attack.result(digest=b"\1" * 32), [_chunk(4)], privacy=None)
-    _assert_refused(said, "has no privacy row for weights")
+    _assert_refused(said, "has no privacy row for load")
 
 
 @pytest.mark.parametrize("key", [b"", b"\0" * 44])

@@ -72,6 +72,7 @@ from fedrpc.methods.feddpms.privacy import NAMED, build_mechanism, list_reported
 from fedrpc.methods.feddpms.server import run_preliminary_round, run_secondary_round
 from fedrpc.methods.method import (
     ClientContext,
+    ClientId,
     Cost,
     Env,
     Method,
@@ -84,7 +85,7 @@ from fedrpc.methods.method import (
 from fedrpc.methods.tools import Pictures, ReportedValue
 from fedrpc.models.dpms import require_latent
 from fedrpc.models.state import load, read_tensors
-from fedrpc.privacy.mechanisms import History, public
+from fedrpc.privacy.mechanisms import Histories, public
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.message import Tensors
 
@@ -127,6 +128,10 @@ class FedDpms(Method[State, FedDpmsParams]):
     def init(self, env: Env[FedDpmsParams]) -> State:
         """The network's initial weights."""
         return State(read_tensors(env.model()), None, {}, {}, {}, [], [])
+
+    def count_most_examples(self, env: Env[FedDpmsParams], client: ClientId) -> int:
+        """The client's own examples, and one for each mean that it receives."""
+        return env.num_examples()[client] + env.params.alpha * env.params.n
 
     # The server half
 
@@ -218,14 +223,14 @@ class FedDpms(Method[State, FedDpmsParams]):
         """FedAvg's, plus decoders, class indices and means; the matching follows from class counts."""
         return Tally(shapes).cost()
 
-    def expect_cost(self, phase: str, env: Env[FedDpmsParams], training: History) -> History:
+    def expect_cost(self, phase: str, env: Env[FedDpmsParams], training: Histories) -> Histories:
         """In private mode shared means cost the draws of their noise, however many classes a client can name."""
         params = env.params
         if phase != SHARE.name:
             return super().expect_cost(phase, env, training)
         if params.filters or not params.alpha:
-            return ()
+            return {}
         latent = require_latent(env.model(), self.name).latent
         clip = params.choose_clip(latent)
         mechanism = build_mechanism(latent=latent, alpha=params.alpha, m=params.m, sigma=params.sigma, clip=clip)
-        return mechanism.guarantee.history
+        return mechanism.guarantee.histories

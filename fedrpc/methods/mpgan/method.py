@@ -228,6 +228,11 @@ class GanMethod(Method[State, G]):
         state = await self._augment(state, rnd)
         return replace(state, weights=(await FedAvg().round(Global(state.weights), rnd)).weights)
 
+    def count_most_examples(self, env: Env[G], client: ClientId) -> int:
+        """The client's own images, and those of all levels."""
+        own = env.num_examples()[client]
+        return own + env.params.levels[-1].count_images(own)
+
     @on(FIT)
     def fit(self, ctx: ClientContext[G], msg: Global) -> Update:
         """Trains the received model on the client's own and on generated images."""

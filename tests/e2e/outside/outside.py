@@ -8,19 +8,22 @@ import os
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
-from fedrpc.methods.method import ClientContext, Env, Loss, Params, Round, allowed, on
+from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update, check_update
+from fedrpc.methods.method import ClientContext, Env, Loss, Params, Phase, Round, allowed, on
 from fedrpc.methods.mpgan.client import sample_real
 from fedrpc.methods.mpgan.gan import MultiPath
 from fedrpc.methods.mpgan.messages import GAN_STEP, Feedback, GeneratedImages, StoredDiscriminator
 from fedrpc.methods.mpgan.method import MpGan
 from fedrpc.training.losses import cross_entropy
+from fedrpc.wire.kinds import Kind
+from fedrpc.wire.message import part
 
 _PATIENCE_S = 150.0
 
@@ -78,6 +81,31 @@ class Gated(FedAvg):
             return cross_entropy(model, x, y)
 
         return slowly
+
+
+@dataclass(frozen=True)
+class LoadedUpdate(Update):
+    """An update with room for anything."""
+
+    load: Tensor | None = part(Kind.ACTIVATIONS, default=None)
+
+
+LOADED_FIT = Phase("fit", Global, LoadedUpdate, same=("weights",), check=check_update)
+
+
+class Loaded(Gated):
+    """The same, with answers of which neither layout nor size is known in advance."""
+
+    name = "loaded"
+
+    async def round(self, state: Global, rnd: Round) -> Global:
+        await rnd.compute(pass_gate, rnd.params.gates, f"server-{rnd.index}")
+        fit = await rnd.mean(LOADED_FIT, state)
+        return Global(fit.weights)
+
+    @on(LOADED_FIT)
+    def fit(self, ctx: ClientContext, msg: Global) -> LoadedUpdate:
+        return LoadedUpdate(**vars(super().fit(ctx, msg)))
 
 
 class Held(Gated):

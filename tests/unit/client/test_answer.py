@@ -250,5 +250,5 @@ def test_a_client_reports_its_ledger(desk):
     desk.store.book({key: Sums(1, 2, 3)})
     for _ in range(2):
         got = body(desk.ask(LedgerQuestion("what did you count?"), phase="session"), LedgerAnswer)
-        assert parse_rows(got.rows) == {key: Sums(1, 2, 3)}
+        assert parse_rows(got.rows, key.client, 1) == {key: Sums(1, 2, 3)}
     assert desk.rows() == [], "the protocol's own text is no release"

@@ -304,7 +304,7 @@ async def test_a_process_gives_up_a_server_that_does_not_answer(tmp_path, monkey
 async def make_tasks(server: Hub, *cohort: int, step: int = 0) -> list[Any]:
     rnd = ServerRound(server.server, 0, cohort, 1.0)
     message = Global(read_tensors(server.problem.copy_network()))
-    return await rnd._make_tasks(FIT, dict.fromkeys(cohort, message), step)
+    return await rnd._make_tasks(FIT, dict.fromkeys(cohort, message), step, server.server.expect(FIT))
 
 
 async def until(holds: Callable[[], Any]) -> None:

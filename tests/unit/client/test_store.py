@@ -442,6 +442,9 @@ def test_a_lost_store_goes_on_with_the_servers_chain(store, own):
     rows = [json.loads(row) for row in store.read_privacy_rows(5)]
     assert [row["index"] for row in rows] == [5, 6]
     assert rows[0]["previous"] == (b"\7" * 32).hex()
+    assert [row.get("taken_over") for row in rows] == [5, None], "it vouches for no row that it did not keep"
+    commit(store, "c", released=(release(),))
+    assert "taken_over" not in json.loads(store.read_privacy_rows(7)[0])
 
 
 def test_an_answer_with_a_privacy_cost_is_synced(store, monkeypatch, where):

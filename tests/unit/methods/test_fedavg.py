@@ -30,7 +30,7 @@ def are_equal(one: Tensors, two: Tensors) -> bool:
 def average_answers(weights_of: dict[int, tuple[Tensors, int]]) -> Tensors:
     """The server half's next model from these answers."""
 
-    async def reply(phase, message, check):
+    async def reply(phase, message, check, **_):
         assert phase is FIT
         for client, (weights, count) in weights_of.items():
             update = Update(weights, count, torch.zeros(1, dtype=torch.float64))

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from fedrpc.errors import ConfigError, WireError
-from fedrpc.privacy.heads import HeadsFile, find_forged_heads
+from fedrpc.privacy.heads import HeadsFile, find_forged_heads, read_keys
 from fedrpc.privacy.ledger import GENESIS, PrivacyFile, Release, hash_row
 from fedrpc.privacy.signing import Signer, is_signed, load_public_key
 from fedrpc.wire.kinds import Kind
@@ -65,7 +65,7 @@ class Run:
     def answer(self, chain: Chain) -> None:
         """Two rows of one answer, signed once."""
         for kind in (Kind.WEIGHTS, Kind.SCALARS):
-            where = {"client": chain.client, "round": len(chain.rows) // 2, "phase": "fit", "answer": "00"}
+            where = {"client": chain.client, "round": len(chain.rows) // 2, "phase": "fit", "task": "t", "answer": "00"}
             chain.append(Release(kind, (kind.label,), where=where).to_row(len(chain.rows), chain.head))
         sent = chain.sign()
         self.rows.extend(
@@ -109,6 +109,7 @@ def rewrite(run: Run, client: int, change) -> None:
 
 def test_an_honest_run_has_no_fault(run: Run) -> None:
     assert run.find() == []
+    assert [len(keys) for keys in read_keys(run.folder / "heads.jsonl").values()] == [1, 1]
 
 
 def test_rewritten_rows_that_are_chained_anew_are_found(run: Run) -> None:
@@ -169,6 +170,8 @@ def test_a_client_that_lost_its_key_goes_on_with_another(run: Run) -> None:
     assert run.rows.get_head(0)[0] == 6, "all or none"
     assert run.heads.register(0, chain.signer.public_key, 6)
     assert not run.heads.register(0, chain.signer.public_key, 6)
+    keys = read_keys(run.folder / "heads.jsonl")
+    assert {client: [entry["rows"] for entry in found] for client, found in keys.items()} == {0: [0, 6], 1: [0]}
     run.answer(chain)
     assert run.find() == []
 

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedrpc.errors import WireError
-from fedrpc.privacy.ledger import GENESIS, UNCOVERED, PrivacyFile, Release, hash_row, list_releases
+from fedrpc.privacy.ledger import (
+    GENESIS,
+    MAX_NOTIONS,
+    MAX_ROW,
+    UNCOVERED,
+    PrivacyFile,
+    Release,
+    Stages,
+    hash_row,
+    list_releases,
+)
 from fedrpc.privacy.mechanisms import Guarantee
 from fedrpc.privacy.summary import read_rows, summarise
 from fedrpc.wire.codec import encode
@@ -20,7 +31,7 @@ def chain(client: int, count: int) -> tuple[list[str], list[bytes]]:
     """Rows and the hash after each of them."""
     rows, heads, head = [], [], GENESIS
     for index in range(count):
-        where = {"client": client, "round": index, "phase": "fit", "answer": f"{index:02x}"}
+        where = {"client": client, "round": index, "phase": "fit", "task": "t", "answer": f"{index:02x}"}
         rows.append(Release(Kind.WEIGHTS, ("weights",), where=where).to_row(index, head))
         head = hash_row(head, rows[-1])
         heads.append(head)
@@ -80,9 +91,9 @@ def test_a_row_without_parts_is_accepted_and_charged_by_adjacency(path):
     file, head = PrivacyFile(path), GENESIS
     for index, adjacency in enumerate(("zero-out", "replace-one", "zero-out")):
         cost = Guarantee("dp-sgd", {}, "kept", ((1.0, 0.5, 3),), adjacency)
-        row = Release(Kind.WEIGHTS, (), cost, {"client": 1, "round": 0, "phase": "fit", "answer": ""}).to_row(
-            index, head
-        )
+        row = Release(
+            Kind.WEIGHTS, (), cost, {"client": 1, "round": 0, "phase": "fit", "task": "t", "answer": ""}
+        ).to_row(index, head)
         assert file.extend(1, index, [row]) == index + 1
         head = hash_row(head, row)
     spent = {"zero-out": ((1.0, 0.5, 6),), "replace-one": ((1.0, 0.5, 3),)}
@@ -121,6 +132,7 @@ def wrong_rows() -> dict[str, tuple[int, list[str]]]:
         "a coverage that does not exist": (2, [rows[2].replace('"coverage":"none"', '"coverage":"some"')]),
         "a kind that is none": (2, [json.dumps(lost | {"kind": "gossip"})]),
         "a kind that is no text": (2, [json.dumps(lost | {"kind": [1]})]),
+        "a hash of its own": (2, [f'{rows[2][:-1]},"hash":"00"}}']),  # the chain would break where the server files it
         "good, then bad": (2, [rows[2], "{"]),
     }
 
@@ -183,7 +195,7 @@ def test_one_uncovered_release_uncovers_its_kind(path, covered_first):
     guarantees = (promise, UNCOVERED) if covered_first else (UNCOVERED, promise)
     rows, head = [], GENESIS
     for index, guarantee in enumerate(guarantees):
-        where = {"client": 0, "round": index, "phase": "fit", "answer": "00"}
+        where = {"client": 0, "round": index, "phase": "fit", "task": "t", "answer": "00"}
         rows.append(Release(Kind.LATENT_MEANS, ("means",), guarantee, where).to_row(index, head))
         head = hash_row(head, rows[-1])
     file = PrivacyFile(path)
@@ -218,13 +230,14 @@ def test_the_hash_depends_on_every_bit_of_a_row_and_its_predecessor():
         [["1", 1.0, 1]],
         [[1.0, 1.0]],
         [[1.0, 0.5, -1]],
+        [[1.0, 0.5, 0]],  # it would count as covered, and cost nothing
         [[float(noise + 1), 1.0, 1] for noise in range(65)],
     ],
 )
 def test_histories_that_would_stop_an_accountant_are_refused(path, history):
-    row = Release(Kind.WEIGHTS, ("w",), where={"client": 1, "round": 0, "phase": "fit", "answer": "00"}).to_row(
-        0, GENESIS
-    )
+    row = Release(
+        Kind.WEIGHTS, ("w",), where={"client": 1, "round": 0, "phase": "fit", "task": "t", "answer": "00"}
+    ).to_row(0, GENESIS)
     hostile = json.dumps(json.loads(row) | {"history": history}, separators=(",", ":"))
     file = PrivacyFile(path)
     with pytest.raises(WireError, match="cannot be read"):
@@ -234,9 +247,86 @@ def test_histories_that_would_stop_an_accountant_are_refused(path, history):
 
 def test_a_guarantee_without_a_cost_counts_as_uncovered(path):
     row = Release(
-        Kind.WEIGHTS, ("w",), Guarantee(None, {}, "trust me"), {"client": 0, "round": 0, "phase": "fit", "answer": "00"}
+        Kind.WEIGHTS,
+        ("w",),
+        Guarantee(None, {}, "trust me"),
+        {"client": 0, "round": 0, "phase": "fit", "task": "t", "answer": "00"},
     )
     file = PrivacyFile(path)
     file.extend(0, 0, [row.to_row(0, GENESIS)])
     file.close()
     assert summarise(read_rows(path), 1e-5)["epsilon"] is None
+
+
+# How much a client may say
+
+
+def rows_of(client: int, count: int, first: int = 0, previous: bytes = GENESIS, **changes: Any) -> list[str]:
+    """Rows that continue a chain, with changes to their values."""
+    rows = []
+    for index in range(first, first + count):
+        where = {"client": client, "round": 0, "phase": "fit", "task": "t", "answer": "00"} | changes
+        rows.append(Release(Kind.WEIGHTS, ("w",), where=where).to_row(index, previous))
+        previous = hash_row(previous, rows[-1])
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"more": "x" * MAX_ROW}, "characters, expected 16384 at most"),
+        ({"more": ["\x1b[2J"]}, "control characters"),
+        ({"more": {"a": {"\r": 1}}}, "control characters"),
+        ({"answer": "\u202e"}, "control characters"),
+        ({"round": 4}, "the run has 3 rounds, got a row of round 4"),
+        ({"round": -2}, "the run has 3 rounds, got a row of round -2"),
+        ({"phase": "gossip"}, "the run has no phase 'gossip'; it has fit"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_rows_that_no_client_of_this_run_writes_are_refused(path, changes, what):
+    file = PrivacyFile(path, Stages(frozenset({"fit"}), 3))
+    with pytest.raises(WireError, match=what):
+        file.extend(1, 0, rows_of(1, 1, **changes))
+    for index, number in enumerate((-1, 0, 3)):
+        file.extend(1, index, rows_of(1, 1, index, file.get_head(1)[1], round=number))
+    file.close()
+    assert len(lines(path)) == 3
+
+
+def test_a_client_spends_under_few_notions_of_neighbours(path):
+    file = PrivacyFile(path)
+    for number in range(MAX_NOTIONS + 1):
+        promise = Guarantee("gaussian", {}, "a theorem", ((1.0, 1.0, 1),), f"notion {number}")
+        held, head = file.get_head(1)
+        where = {"client": 1, "round": 0, "phase": "fit", "task": "t", "answer": "00"}
+        row = Release(Kind.WEIGHTS, ("w",), promise, where).to_row(held, head)
+        if number < MAX_NOTIONS:
+            file.extend(1, held, [row])
+            continue
+        with pytest.raises(WireError, match="about 9 notions of neighbours, expected 8 at most"):
+            file.extend(1, held, [row])
+    file.close()
+
+
+def test_what_a_client_may_say_grows_with_what_it_is_asked(path):
+    file, size = PrivacyFile(path), 10_000
+
+    def send(count: int) -> None:
+        held, head = file.get_head(1)
+        file.extend(1, held, rows_of(1, count, held, head, more="x" * size))
+
+    with pytest.raises(WireError, match=r"client 1 sent privacy rows of \d+ bytes, expected 1048576 at most"):
+        send(120)
+    assert file.get_head(1) == (0, GENESIS), "all or none"
+    send(100)
+    with pytest.raises(WireError, match="it may send 65536 for each task"):
+        send(5)
+    file.expect_rows(1)
+    send(5)
+    for _ in range(1000):
+        file.expect_rows(1)
+    with pytest.raises(WireError, match="expected 1048576 at most"):
+        send(120)
+    send(100)
+    file.close()

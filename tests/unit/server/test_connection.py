@@ -251,6 +251,21 @@ async def test_rows_of_another_answer_do_not_count(tmp_path):
         assert (receipt.status, receipt.privacy_rows) == (STATUS.STATUS_REFUSED, 1)
 
 
+@asynchronous
+async def test_the_same_bytes_for_another_task_need_rows_of_their_own(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        for step in range(2):
+            task = desk.post(0, step=step)
+            await stream.receive_task()
+            frame = pb.Frame.FromString(stream.frames(task)[0])
+            if step:
+                frame.ClearField("privacy")
+            stream.send(frame)
+            status = (await stream.receive()).receipt.status
+            assert status == (STATUS.STATUS_REFUSED if step else STATUS.STATUS_ACCEPTED)
+
+
 @pytest.mark.parametrize("forge", ["nobody's", "another client's", "of another head"])
 @asynchronous
 async def test_rows_that_the_client_has_not_signed_are_refused(tmp_path, forge):
@@ -513,8 +528,23 @@ async def test_a_cancel_during_a_large_task_comes_again_after_its_last_chunk(tmp
 
 
 @asynchronous
+async def test_a_clients_reason_is_cut_to_a_line_before_anybody_reads_it(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive()
+        failure = pb.Failure(code=pb.Failure.CODE_ERROR, reason="\x1b[2J\n" + "x" * 3_900_000)
+        result = pb.Envelope(task_id=task.task_id, question=task.question.payload.digest, failure=failure)
+        stream.send(pb.Frame(session=stream.number(), envelope=result))
+        assert await stream.receive_receipt() == ("ACCEPTED", task.task_id)
+        reason = task.outcome.result().reason
+        assert reason.isprintable()
+        assert len(reason) < 1100
+
+
+@asynchronous
 async def test_millions_of_chunks_in_one_frame_are_not_looked_at(tmp_path, monkeypatch):
-    monkeypatch.setattr(connection, "_MAX_PARTS", 3)
+    monkeypatch.setattr(connection, "MAX_PARTS", 3)
     async with office(tmp_path) as desk:
         stream = await desk.connect(0)
         task = desk.post(0)

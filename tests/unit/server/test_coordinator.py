@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from structlog.testing import capture_logs
 
-from fedrpc.errors import ConfigError, QuorumError
+from fedrpc.errors import ConfigError, Diverged, QuorumError
+from fedrpc.methods.builtin import ClientEvaluation
+from fedrpc.methods.fedavg import FedAvg, Global
+from fedrpc.methods.method import Round
 from fedrpc.metrics.records import read_records
 from fedrpc.problem import Problem
 from fedrpc.report.table import print_summary
+from fedrpc.server.checkpoint import CheckpointFolder
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.evaluation import Evaluator
 from fedrpc.server.mailbox import Mailbox, Task
@@ -26,8 +32,11 @@ from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import ServerContext
 from fedrpc.server.spool import Spool
 from fedrpc.server.summary import hash_model
-from fedrpc.wire import ledger
-from fedrpc.wire.ledger import LedgerFile
+from fedrpc.wire import ledger, stored
+from fedrpc.wire.codec import encode
+from fedrpc.wire.envelope import Envelope
+from fedrpc.wire.frames import write_file
+from fedrpc.wire.ledger import LedgerAnswer, LedgerFile
 from fedrpc.wire.tcpinfo import Meter
 from tests.fakes import CPU, InMemoryClients, LinkedClients, problem_of, run_in_memory
 from tests.toys import TOYS, ToyMpgan
@@ -37,6 +46,20 @@ class Stop(Exception):
     """A crash that a test makes."""
 
 
+class SpoiledClients(InMemoryClients):
+    """Clients of which some say what a test has them say."""
+
+    spoil: Callable[[Task], Any]
+
+    def exchange(self, task: Task, into: Path) -> Path:
+        path = super().exchange(task, into)
+        if (message := self.spoil(task)) is not None:
+            payload, question = encode(message), task.question.payload.digest
+            envelope = Envelope(task_id=task.task_id, parts=payload.parts, digest=payload.digest, question=question)
+            write_file(path, envelope, payload, sync=False)
+        return path
+
+
 class Life:
     """One life of a server and its clients; another one over the same folder goes on from there.
 
@@ -44,6 +67,7 @@ class Life:
         before: Awaited before a client answers.
         on_progress: Told what the server tells; may raise Stop.
         absent: Clients that never join.
+        spoil: Gives what a client says to a task instead of its answer; None for its answer.
     """
 
     def __init__(
@@ -54,9 +78,10 @@ class Life:
         before: Any = None,
         on_progress: Callable[[str, dict[str, Any]], None] = lambda *_: None,
         absent: tuple[int, ...] = (),
+        spoil: Callable[[Task], Any] = lambda task: None,
     ) -> None:
         self._out, self._problem, self._before, self._progress = out, problem, before, on_progress
-        self._absent = absent
+        self._absent, self._spoil = absent, spoil
         self.asked: list[tuple[int, str, int, int]] = []
 
     def run(self) -> dict[str, Any]:
@@ -69,7 +94,8 @@ class Life:
         roster = Roster(config.clients, config.limits.grace_s)
         mailbox, spool = Mailbox(roster, config.limits, config.parallel), Spool(self._out / "spool")
         desk = ServerContext(self._problem, "run", mailbox, spool, executor, executor, CPU, self._progress)
-        clients = InMemoryClients(self._problem, self._out / "clients", book.book)
+        clients = SpoiledClients(self._problem, self._out / "clients", book.book)
+        clients.spoil = self._spoil
         self.asked = clients.asked
         linked = LinkedClients(roster, mailbox, spool, clients, self._before)
         coordinator = Coordinator(desk, roster, self._out, book, Meter(0, local=True))
@@ -221,6 +247,53 @@ def test_clients_evaluate_on_their_own_tests(tmp_path):
     assert "evaluate" in phases
     predicted = result["bytes"]["predicted"]["total"]
     assert predicted == sum(result["bytes"]["method"][side]["tensor"] for side in ("down", "up"))
+
+
+# Clients that say what cannot be
+
+
+@pytest.mark.parametrize("text", ["5", "[" * 100_000], ids=["number", "nested"])
+def test_a_ledger_that_cannot_be_is_a_missing_one(tmp_path, finished, text):
+    def spoil(task: Task) -> Any:
+        return LedgerAnswer(text) if task.phase == "session" and task.client == 1 else None
+
+    result = Life(tmp_path, small(), spoil=spoil).run()
+    assert result["model_sha256"] == finished[1]["model_sha256"]
+    check = result["ledger_check"]
+    assert (check["clients"], check["missing"], check["differing"], check["only_client"]) == (3, 1, 0, 0)
+
+
+@pytest.mark.parametrize("values", [(1, 2), (0, 0), (2**62, -1)])
+def test_a_result_that_cannot_be_is_a_missing_one(tmp_path, values):
+    def spoil(task: Task) -> Any:
+        return ClientEvaluation(*values, math.nan) if task.phase == "evaluate" and task.client == 1 else None
+
+    Life(tmp_path, small(local_test=0.3, rounds=1), spoil=spoil).run()
+    [row] = [row for row in read_records(tmp_path / "records.jsonl") if row["event"] == "evaluated"]
+    assert sorted(row["per_client"]) == ["0", "2", "3"]
+
+
+class Overflowing(FedAvg):
+    """FedAvg whose second round ends in infinity."""
+
+    name = "overflowing"
+
+    async def round(self, state: Global, rnd: Round) -> Global:
+        state = await super().round(state, rnd)
+        return Global({name: t * torch.inf if rnd.index else t for name, t in state.weights.items()})
+
+
+def test_a_state_that_is_not_finite_never_becomes_a_checkpoint(tmp_path, finished):
+    with pytest.raises(
+        Diverged, match=r"round 1: after aggregation 'weights' tensor .* NaN or infinity.*lower train\.lr"
+    ):
+        Life(tmp_path, small(Overflowing, rounds=3)).run()
+    kept = CheckpointFolder(tmp_path / "checkpoints").load()
+    assert kept is not None
+    assert kept.round == 0
+    assert all(bool(torch.isfinite(t).all()) for t in stored.loads(Global, kept.state).weights.values())
+    with pytest.raises(Diverged):
+        Life(tmp_path, small(Overflowing, rounds=3)).run()
 
 
 def test_a_run_without_enough_clients_says_who_is_missing(tmp_path):

@@ -340,7 +340,10 @@ def spoiled(**tensors: torch.Tensor | None) -> Callable[[Task], Update]:
         (spoiled(n=None), "'weights' tensor 'n'"),
         (spoiled(x=torch.zeros(1)), "'weights' tensor 'x'"),
         (lambda task: STATE if task.client == 1 else update(task.client), "is missing"),
-        (lambda task: update(task.client, num_examples=-1 if task.client == 1 else 1), "ValueError: an update needs"),
+        (
+            lambda task: update(task.client, num_examples=-1 if task.client == 1 else 1),
+            "ValueError: 'num_examples' should count at most",
+        ),
         (lambda task: update(task.client, losses=torch.zeros(1, dtype=DTYPES[task.client == 1])), "an update needs"),
     ],
     ids=[
@@ -404,14 +407,14 @@ async def test_a_reply_that_is_damaged_on_disk_counts_as_missing(tmp_path):
 async def test_a_restarted_server_asks_nobody_the_very_same_question_twice(tmp_path):
     async with table(tmp_path) as desk:
         first = await asked(desk.round())
-    again = Scripted(lambda task: update(task.client, num_examples=99))
+    again = Scripted(lambda task: update(task.client, num_examples=9))
     async with table(tmp_path, again) as desk:
         second = await asked(desk.round())
         assert again.asked == []
         assert [reply.body.num_examples for reply in second] == [reply.body.num_examples for reply in first]
         other = Global({"w": torch.ones(2, 3), "n": torch.tensor(0)})
         third = await asked(desk.round(), message=other)
-    assert [reply.body.num_examples for reply in third] == [99, 99, 99]
+    assert [reply.body.num_examples for reply in third] == [9, 9, 9]
     assert len(again.asked) == 3
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import resource
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedrpc.errors import DiskFull, Unavailable
+from fedrpc.methods.phases import Phase
+from fedrpc.server.mailbox import Missing
+from fedrpc.server.question import Expectation, Question
 from fedrpc.server.spool import read_reply
 from fedrpc.wire.codec import decode
 from fedrpc.wire.v2 import coordinator_pb2 as pb
-from tests.fakes import asynchronous
-from tests.unit.server.streams import LARGE, Gate, linger, office, until
+from tests.fakes import asynchronous, task_of
+from tests.unit.server.streams import LARGE, SMALL, Gate, linger, office, until
 from tests.unit.wire.messages import One, same
 
 
@@ -153,6 +158,46 @@ async def test_a_result_over_the_limit_is_refused_before_its_bytes_come(tmp_path
         assert frame.receipt.status == pb.Receipt.STATUS_REFUSED
         assert "over the limit" in frame.receipt.reason
         assert task.receiving == 0
+
+
+@pytest.mark.parametrize("message", [LARGE, SMALL], ids=["large", "small"])
+@asynchronous
+async def test_a_result_of_another_layout_ends_its_task_before_its_bytes_come(tmp_path, message):
+    """To send it again would not help, and nobody should wait for that."""
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        question = Question(One(torch.zeros(2)), shared=False, expected=Expectation(Phase("fit", One, One, ("value",))))
+        task = dataclasses.replace(task_of(0, None), question=question)
+        desk.mailbox.post([task])
+        await stream.receive_task()
+        stream.send(stream.frames(task, message)[0])
+        frame = await stream.receive()
+        assert frame.receipt.status == pb.Receipt.STATUS_REFUSED
+        assert "'value' tensor '': expected (torch.float32, (2,)), got" in frame.receipt.reason
+        assert task.outcome.result() == Missing(frame.receipt.reason)
+        assert not list((tmp_path / "spool").glob("*/*")), "nothing of it was kept"
+        stream.send(stream.frames(task, message)[0])
+        assert await stream.receive_receipt() == ("LATE", task.task_id)
+        await stream.hang_up()
+        assert desk.count_booked() == desk.count_seen()
+
+
+@asynchronous
+async def test_a_result_with_headers_of_any_size_is_refused_at_once(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive_task()
+        first = pb.Frame.FromString(stream.frames(task)[0])
+        shapes = [pb.TensorSpec(dtype=pb.DTYPE_FLOAT32, shape=[2**62] * 50_000)]
+        for task_id, status in ((task.task_id, "REFUSED"), ("another", "LATE")):
+            first.envelope.task_id = task_id
+            del first.envelope.parts[0].tensors[:]
+            first.envelope.parts[0].tensors.extend(shapes)
+            started = time.process_time()
+            stream.send(first)
+            assert await stream.receive_receipt() == (status, task_id)
+            assert time.process_time() - started < 0.5, "it blocks the event loop"
 
 
 @asynchronous

@@ -118,8 +118,9 @@ def test_an_unfinished_run_is_refused(run: Path, tmp_path: Path) -> None:
         audit_run(run)
 
 
-def test_an_unreadable_summary_is_named(run: Path) -> None:
-    (run / "summary.json").write_text("{")
+@pytest.mark.parametrize("content", ["{", "{}", '{"privacy": 1}', '{"privacy": {"epsilon": null, "delta": 0.1}}'])
+def test_an_unreadable_summary_is_named(content: str, run: Path) -> None:
+    (run / "summary.json").write_text(content)
     with pytest.raises(ConfigError, match=r"summary\.json cannot be read"):
         audit_run(run)
 
@@ -154,7 +155,14 @@ TRUE = f"config.toml and partition.json give noise 1.1 at rate 0.25 for {STEPS} 
         (change_rows(history=[], coverage="charged_elsewhere"), "and no row of it has a cost"),
         (change_rows(parameters={"max_grad_norm": 0.1}), "claims gradients clipped to 0.1; config.toml has 1.0"),
         (change_rows(parameters={"max_grad_norm": 1.0, "noise": "the best"}), "says of its noise 'the best'"),
-        (change_rows(adjacency="replace-one"), "claims DP-SGD for 'replace-one' neighbours"),
+        (
+            change_rows(adjacency="replace-one"),
+            f"4 steps, 'replace-one' neighbours; {TRUE}, 'zero-out, sizes public' neighbours",
+        ),
+        (
+            change_rows(adjacency="all of a client's records", mechanism="gaussian"),
+            '4 steps, "all of a client\'s records" neighbours; config.toml and partition.json give noise 1.1',
+        ),
         (change_rows(round=2), "line 1: client 0's row 0 (round 2, fit) tells of an answer to which nobody asked"),
         (change_rows(phase="fits"), "tells of an answer to which nobody asked this client"),
         (drop_rows(client=1), "client 1's weights went up in round 0 (fit) without a privacy row"),
@@ -176,6 +184,21 @@ def test_a_client_with_other_examples_than_it_was_dealt_is_found(factor: float, 
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_train": [EXAMPLES, size]}))
     told = f"partition.json: client 1 trains on {size} examples, but was dealt 16, of which 0 are its local test"
     assert told in audit_run(run).faults
+
+
+def test_a_client_that_was_taken_out_of_all_files_is_found(run: Path) -> None:
+    shutil.rmtree(run / "clients")
+    path = run / "records.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        record["participation"] |= {"cohort": [0], "answered": [0], "answers": {"fit": 1}}
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    ledger = run / "ledger.jsonl"
+    kept = [line for line in ledger.read_text().splitlines(keepends=True) if json.loads(line)["client"] == 0]
+    ledger.write_text("".join(kept))
+    forge(run, drop_rows(client=1))
+    told = "records.jsonl: the cohort of round {} is [0], config.toml gives [0, 1]"
+    assert audit_run(run).faults == [told.format(0), told.format(1)]
 
 
 @pytest.mark.parametrize("local_test", [0.0, 0.1, 0.35, 0.9])
@@ -218,7 +241,7 @@ def test_a_claim_of_more_is_no_fault(run: Path) -> None:
 
 
 def test_a_guarantee_that_the_method_does_not_give_is_found(tmp_path: Path) -> None:
-    write_accounts(tmp_path, run_in_memory(problem_of("fedavg", **SMALL), 1))
+    write_accounts(tmp_path, run_in_memory(problem_of("fedavg", **SMALL), 2))
     covered = {"coverage": "covered", "history": [[9.9, 0.25, 1]], "adjacency": "zero-out, sizes public"}
     noise = {"noise": "reproducible noise: no protection against anyone who knows the seed"}
     forge(tmp_path, lambda row: row | covered | {"mechanism": "gaussian", "parameters": noise})
@@ -228,25 +251,141 @@ def test_a_guarantee_that_the_method_does_not_give_is_found(tmp_path: Path) -> N
     assert all("claims DP-SGD, and config.toml has none" in fault for fault in audit_run(tmp_path).faults[:2])
 
 
-def test_facts_that_an_older_run_does_not_have_are_noted(run: Path) -> None:
-    (run / "records.jsonl").write_text("")
-    found = audit_run(run)
-    assert found.faults == []
-    assert found.notes == ["who was asked is not known of 2 rounds: records.jsonl does not say"]
+def claim_public(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"coverage": "public", "covers": "public: so I say"} if row["coverage"] == "none" else row
+
+
+def test_what_depends_on_data_is_not_public(tmp_path: Path) -> None:
+    params = {"preliminary": 1, "alpha": 4, "mode": "private", "m": 2, "sigma": 3.0, "clip": 0.5}
+    problem = problem_of("feddpms", **SMALL | {"train_size": 80}, model="dpms", build=None, params=params)
+    write_accounts(tmp_path, run_in_memory(problem, 2))
+    assert audit_run(tmp_path).faults == []
+    assert json.loads((tmp_path / "summary.json").read_text())["privacy"]["epsilon"] is None
+    forge(tmp_path, claim_public)
+    assert json.loads((tmp_path / "summary.json").read_text())["privacy"]["epsilon"] < 1
+    faults = audit_run(tmp_path).faults
+    for place, kind in {"round 0, pretrain": "weights", "round 1, share": "class_abundance"}.items():
+        told = f"({place}) claims that {kind} are public (public: so I say); there they depend on data"
+        assert any(told in fault for fault in faults), faults
+
+
+def test_an_evaluation_is_not_public(run: Path) -> None:
+    shutil.rmtree(run / "clients")
+    evaluated = {"phase": "evaluate", "task": "t", "answer": "a", "parts": ["num_correct"]}
+    path = run / "privacy.jsonl"
+    row = json.loads(path.read_text().splitlines()[1])
+    assert (row["client"], row["kind"], row["coverage"]) == (0, "scalars", "public")
+    path.write_text(path.read_text() + json.dumps(row | evaluated) + "\n")
+    forge(run, lambda row: row)
+    told = "(round 0, evaluate) claims that scalars are public"
+    assert any(told in fault for fault in audit_run(run).faults)
+
+
+def test_who_trained_on_nothing_may_say_that_its_weights_are_public(tmp_path: Path) -> None:
+    played = run_in_memory(problem_of("fedavg", **SMALL, train={"epochs": 0}, privacy=PRIVATE), 2)
+    assert {(row["kind"], row["coverage"]) for row in played.released} == {("weights", "public"), ("scalars", "public")}
+    write_accounts(tmp_path, played)
+    assert audit_run(tmp_path).faults == []
+
+
+PARTITION_SAYS_LESS = "costs were not compared with the configuration: partition.json does not have num_train and shape"
+RECORDS_SAY_LESS = "who was asked is not known of 2 rounds: records.jsonl does not say"
+NOBODY_SIGNED = "who signed the rows is not known: there is no heads.jsonl"
+
+
+def remove_facts(run: Path) -> None:
     (run / "partition.json").write_text(json.dumps({"num_classes": 10}))
-    found, out = audit_run(run), io.StringIO()
-    assert found.faults == []
-    assert found.lines[-1].facts is None
-    show_audit(run, found, Console(file=out, width=160))
-    assert "not checked costs were not compared with the configuration: partition.json does not have" in out.getvalue()
 
 
-def test_a_method_that_is_not_installed_is_noted(run: Path) -> None:
+def rename_method(run: Path) -> None:
     path = run / "config.toml"
     path.write_text(path.read_text().replace('"fedavg"', '"theirs"'))
+
+
+@pytest.mark.parametrize(
+    ("remove", "message"),
+    [
+        (remove_facts, PARTITION_SAYS_LESS),
+        (rename_method, "costs were not compared with the configuration: unknown method 'theirs'"),
+        (lambda run: (run / "records.jsonl").write_text(""), RECORDS_SAY_LESS),
+    ],
+)
+def test_an_epsilon_that_cannot_be_held_against_facts_does_not_pass(
+    remove: Callable[[Path], None], message: str, run: Path
+) -> None:
+    """Otherwise whoever forges rows would only have to remove what shows it."""
+    shutil.rmtree(run / "clients")
+    remove(run)
+    (run / "heads.jsonl").unlink()
     found = audit_run(run)
-    assert found.faults == []
-    assert "unknown method 'theirs'" in found.notes[0]
+    assert [fault[: len(message)] for fault in found.faults] == [message, NOBODY_SIGNED[: len(message)]]
+    assert found.notes == []
+
+
+def test_facts_that_a_run_without_an_epsilon_does_not_have_are_noted(tmp_path: Path) -> None:
+    write_accounts(tmp_path, run_in_memory(problem_of("fedavg", **SMALL), 2))
+    (tmp_path / "records.jsonl").write_text("")
+    assert (audit_run(tmp_path).faults, audit_run(tmp_path).notes) == ([], [RECORDS_SAY_LESS])
+    remove_facts(tmp_path)
+    (tmp_path / "heads.jsonl").unlink()
+    found, out = audit_run(tmp_path), io.StringIO()
+    assert (found.faults, found.notes) == ([], [PARTITION_SAYS_LESS, NOBODY_SIGNED])
+    show_audit(tmp_path, found, Console(file=out, width=160))
+    assert f"not checked {PARTITION_SAYS_LESS}" in out.getvalue()
+    assert out.getvalue().endswith("the accountants agree, as far as they were checked\n")
+
+
+def say(run: Path, **words: Any) -> None:
+    """Changes what summary.json says of the run and of its weights."""
+    summary = json.loads((run / "summary.json").read_text())
+    for entry in (summary["privacy"], summary["privacy"]["releases"]["weights"]):
+        entry |= words
+    (run / "summary.json").write_text(json.dumps(summary))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"adjacency": "all records"}, "of its epsilon 'all records', expected 'zero-out, sizes public'"),
+        ({"unit": "one client"}, "the run: summary.json says of its epsilon 'one client', expected 'one record of"),
+        ({"sampling": "no sampling assumed"}, "'no sampling assumed', expected 'Poisson sampling at rate 0.25"),
+        ({"noise": "secret noise"}, "weights: summary.json says of its epsilon 'secret noise', expected 'reproducible"),
+        ({"trust": "nobody sees anything"}, "'nobody sees anything', expected 'local, noise added at each client"),
+        ({"accountant": "gdp"}, "summary.json says of its epsilon 'gdp', expected 'rdp'"),
+        ({"second": {"accountant": "dp-accounting RDP", "epsilon": 0.1}}, "says that dp-accounting gives 0.1, it is"),
+        ({"warning": "all is well"}, "summary.json warns 'all is well', expected ''"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_an_epsilon_depends_on_is_checked(words: dict[str, Any], message: str, run: Path) -> None:
+    say(run, **words)
+    found = audit_run(run)
+    assert any(message in fault for fault in found.faults), found.faults
+
+
+def test_an_older_summary_may_say_less(run: Path) -> None:
+    say(run, second=None, unit=None, sampling=None, trust=None)
+    assert audit_run(run).faults == []
+
+
+def test_another_delta_than_that_of_the_configuration_is_found(run: Path) -> None:
+    path = run / "summary.json"
+    rows = [json.loads(line) for line in (run / "privacy.jsonl").read_text().splitlines()]
+    path.write_text(json.dumps({"privacy": summarise(rows, 0.01)}))
+    assert audit_run(run).faults == ["summary.json has epsilons at delta 0.01, config.toml has delta 1e-05"]
+
+
+@pytest.mark.parametrize("words", [{"epsilon": float("nan")}, {"epsilon": "0.1"}, {"epsilon": -1}, {"delta": 2}])
+def test_a_summary_of_no_numbers_is_named(words: dict[str, Any], run: Path) -> None:
+    say(run, **words)
+    with pytest.raises(ConfigError, match=r"summary\.json cannot be read"):
+        audit_run(run)
+
+
+def test_a_store_that_cannot_be_read_is_named(run: Path) -> None:
+    for path in (run / "clients" / "1" / RUN_ID).glob("store.db*"):
+        path.write_bytes(b"no database" * 1000)
+    assert "client 1: its own chain cannot be read: file is not a database" in audit_run(run).faults
 
 
 def test_a_run_that_was_extended_is_held_against_the_noise_of_its_time(tmp_path: Path) -> None:

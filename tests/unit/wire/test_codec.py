@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from torch import Tensor, nn
 
 from fedrpc.errors import WireError
-from fedrpc.wire.codec import count_tensor_bytes, decode, encode
+from fedrpc.wire.codec import check_headers, count_tensor_bytes, decode, encode
 from fedrpc.wire.kinds import DTYPE_NUMBERS, DTYPES, Kind
 from fedrpc.wire.message import Tensors, part
 from fedrpc.wire.v2 import coordinator_pb2 as pb
@@ -244,9 +245,42 @@ def test_headers_that_lie_are_refused(parts, what):
         decode(One, parts, [memoryview(bytearray(part.size)) for part in parts])
 
 
+@pytest.mark.parametrize(
+    ("parts", "what"),
+    [
+        ([header(tensors=[spec(shape=(2**62,) * 50_000)])], "has 50000 dimensions, expected 64 at most"),
+        ([header(tensors=[spec(shape=(2**62,) * 50_000 + (0,))], size=0)], "has 50001 dimensions"),
+        ([header(tensors=[spec(shape=(2**62,) * 64)])], "says 4 bytes but its tensors take far more"),
+        ([header(tensors=[spec(shape=(0,))] * 65_537, size=0)], "has 65537 tensors, expected 65536 at most"),
+        ([header(tensors=[spec(shape=(0,))] * 40_000, size=0)] * 2, "has 80000 tensors"),
+        ([header("x" * 1001)], "name has 1001 characters, expected 1000 at most"),
+        ([header(tensors=[spec("x" * 1001)])], "path has 1001 characters, expected 1000 at most"),
+        ([pb.Part()] * 1001, "has 1001 parts, expected 1000 at most"),
+    ],
+    ids=["dimensions", "none", "product", "tensors", "tensors-in-all", "name", "path", "parts"],
+)
+def test_what_headers_cost_has_a_bound(parts, what):
+    started = time.process_time()
+    with pytest.raises(WireError, match=what) as caught:
+        check_headers(parts)
+    assert time.process_time() - started < 0.5, "it blocks the event loop"
+    assert len(str(caught.value)) < 3000
+
+
+@pytest.mark.parametrize("tensors", [{str(i): torch.zeros(0) for i in range(65_537)}, {"x" * 1001: torch.zeros(1)}])
+def test_a_sender_learns_of_the_same_bounds(tensors):
+    with pytest.raises(WireError, match=r"expected \d+ at most"):
+        encode(Named(tensors))
+
+
 def test_a_buffer_of_another_size_is_refused():
     with pytest.raises(WireError, match="has 3 bytes, its header says 4"):
         decode(One, [header()], [memoryview(bytearray(3))])
+
+
+@dataclass(frozen=True)
+class Named:
+    values: dict[str, Tensor] = part(Kind.WEIGHTS)
 
 
 @dataclass(frozen=True)

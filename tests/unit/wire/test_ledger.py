@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrpc.errors import Damaged
+from fedrpc.errors import Damaged, WireError
 from fedrpc.wire import ledger
 from fedrpc.wire.codec import encode
 from fedrpc.wire.frames import count_message_bytes, read_chunk
@@ -34,6 +34,7 @@ from fedrpc.wire.ledger import (
     group_by_client,
     list_inline,
     merge,
+    parse_rows,
     to_json,
 )
 from fedrpc.wire.v2 import coordinator_pb2 as pb
@@ -494,3 +495,61 @@ def test_what_was_under_way_when_a_stream_broke_is_the_servers_alone():
         "only_client": 0,
     }
     assert compare(theirs, ours, interrupted=True)["differing"] == 1, "more than the server has is never explained"
+
+
+# What a client says of its ledger
+
+OWN = {
+    "round": 0,
+    "phase": "fit",
+    "kind": "weights",
+    "direction": "up",
+    "client": 1,
+    "attempt": 0,
+    "aborted": False,
+    "tensor_bytes": 1,
+    "message_bytes": 2,
+    "messages": 3,
+}
+
+
+def test_a_clients_rows_are_read_as_they_were_written():
+    key = Key(0, "fit", "weights", "up", 1, 0)
+    assert parse_rows(to_json(key, Sums(1, 2, 3)), 1, 1) == parse_rows(json.dumps(OWN), 1, 1) == {key: Sums(1, 2, 3)}
+    assert parse_rows("", 1, 1) == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5",
+        "[" * 100_000,
+        "9" * 10_000,
+        "null",
+        "[1, 2]",
+        "{}",
+        "\n",
+        *(
+            json.dumps(OWN | changes)
+            for changes in (
+                {"client": 0},
+                {"client": True},
+                {"round": "0"},
+                {"round": [0]},
+                {"phase": None},
+                {"aborted": 1},
+                {"messages": 1.5},
+                {"message_bytes": -1},
+                {"message_bytes": 10**30},
+                {"tensor_bytes": float("nan")},
+                {"more": 1},
+            )
+        ),
+        "\n".join([json.dumps(OWN)] * 11),
+    ],
+    ids=lambda text: text[-60:],
+)
+def test_rows_that_cannot_be_a_clients_own_are_refused(text):
+    with pytest.raises(WireError, match="client 1 sent a ledger") as caught:
+        parse_rows(text, 1, 10)
+    assert len(str(caught.value)) < 400
