@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +16,7 @@ from fedrpc.errors import ConfigError, Damaged, DiskFull
 # What a disk says that is full, over its quota, failing or mounted read-only after a failure.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 _BLOCK_BYTES = 64 << 10
+CHECKSUMS = "SHA256SUMS"  # of a finished run's files
 RESTORE = "put a copy of it in its place, or run again in another --out"
 
 
@@ -146,6 +148,39 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 if not isinstance(row, dict):
                     raise ValueError(f"expected an object, got {line[:40]!r}")
             yield row
+
+
+def write_checksums(folder: Path, names: Iterable[str], known: Mapping[str, bytes]) -> None:
+    """Writes SHA256SUMS, which `sha256sum -c` reads, too.
+
+    Args:
+        names: The files of `folder` that will not change any more.
+        known: The contents of further files, by name.
+    """
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in known.items()}
+    sums |= {name: _hash_file(folder / name) for name in names if (folder / name).exists()}
+    write_durably(folder / CHECKSUMS, "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())))
+
+
+def find_changed(folder: Path, names: Iterable[str]) -> Iterator[str]:
+    """Yields what is wrong with those of these files that SHA256SUMS knows; nothing when there is no such file."""
+    path = folder / CHECKSUMS
+    if not path.is_file():
+        return
+    with explain_damage(path, remedy="remove it, which leaves the other files unchecked"):
+        lines = [line.split("  ") for line in path.read_text().splitlines()]
+        sums = {name: digest for digest, name in lines}
+    for name in names:
+        if name in sums and (got := _hash_file(folder / name)) != sums[name]:
+            yield (
+                f"{folder / name} was changed since the run ended: expected SHA-256 {sums[name][:16]}, got {got[:16]}; "
+                f"{RESTORE}"
+            )
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
 import uuid
 from pathlib import Path
 from typing import IO
 
-from fedrpc.errors import ConfigError, Taken
+from fedrpc.errors import ConfigError, Damaged, Taken
 from fedrpc.files import write_atomically
 from fedrpc.privacy.signing import Signer
 
@@ -20,6 +21,7 @@ def default_state_dir() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "fedrpc"
 
 
+_INSTANCE = re.compile("[0-9a-f]{32}")
 _PATIENCE_S = 5.0  # a process that was killed takes 1.4 s to let go of its lock on a busy machine (load 16)
 
 
@@ -49,7 +51,9 @@ class Identity:
         path = self.folder / "instance"
         if not path.exists():
             write_atomically(path, uuid.uuid4().hex)
-        self.instance = path.read_text().strip()
+        self.instance = path.read_bytes().decode(errors="replace").strip()
+        if not _INSTANCE.fullmatch(self.instance):
+            raise Damaged(f"{path} is damaged: expected 32 hexadecimal digits, got {self.instance!r:.60}; remove it")
         self.signer = signer or self._load_signer()
 
     def _load_signer(self) -> Signer:

@@ -75,7 +75,7 @@ class HeadsFile:
 def read_keys(path: Path) -> dict[int, list[dict[str, Any]]]:
     """Reads the keys that each client joined with, in order: `key`, its `source`, and from which of its `rows` on."""
     keys: dict[int, list[dict[str, Any]]] = {}
-    with path.open() as file:
+    with path.open("rb") as file:
         for line in file:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # `find_forged_heads` names such a line
                 entry = json.loads(line)
@@ -94,7 +94,7 @@ def find_forged_heads(path: Path, run_id: str, chains: Mapping[int, list[bytes]]
     keys: dict[int, bytes] = {}
     signed: dict[int, int] = {}
     found: dict[int, str] = {}  # the first fault of each client: those that follow have the same cause
-    with path.open() as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
                 entry = json.loads(line)

@@ -15,7 +15,7 @@ from safetensors.torch import save as save_tensors
 
 from fedrpc import log
 from fedrpc.errors import Diverged, QuorumError
-from fedrpc.files import write_durably
+from fedrpc.files import write_checksums, write_durably
 from fedrpc.methods.builtin import EVALUATION, LEDGER, Candidate, ClientEvaluation
 from fedrpc.methods.runtime import SETUP_ROUND
 from fedrpc.metrics.records import RecordsFile
@@ -36,6 +36,12 @@ from fedrpc.wire.ledger import LedgerAnswer, LedgerFile, LedgerQuestion
 from fedrpc.wire.message import Tensors, flatten
 from fedrpc.wire.tcpinfo import Meter
 
+_FINAL = (
+    "partition.json",
+    "model.safetensors",
+    "records.jsonl",
+    "ledger.jsonl",
+)  # final; privacy rows may come late
 _QUIET_S = 0.06  # longer than a delayed TCP acknowledgement
 _MORE_ROWS = 1000  # of a client's ledger, of which the server saw nothing
 
@@ -364,8 +370,10 @@ class Coordinator:
         result = await self._server.off_loop(self._summarise, weights, kernel, rows) | {"ledger_check": check}
         tensors = {name: tensor.contiguous().clone() for name, tensor in weights.items()}
         write_durably(self._out / "model.safetensors", save_tensors(tensors))
-        write_durably(self._out / "summary.json", (json.dumps(result, indent=1) + "\n").encode())
         self._records.close()
+        text = (json.dumps(result, indent=1) + "\n").encode()
+        write_checksums(self._out, _FINAL, {"summary.json": text})
+        write_durably(self._out / "summary.json", text)
         return result
 
     async def _finalize(self, state: Any) -> Any:

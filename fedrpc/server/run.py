@@ -23,7 +23,7 @@ from fedrpc.config import RunConfig, build, list_differences, read_toml, to_toml
 from fedrpc.data.partition_summary import summarize_partition
 from fedrpc.device import choose
 from fedrpc.errors import ConfigError, Damaged, Unavailable
-from fedrpc.files import RESTORE, explain_damage, write_durably
+from fedrpc.files import CHECKSUMS, RESTORE, explain_damage, find_changed, write_durably
 from fedrpc.privacy.heads import HEADS_FILE, HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile, Stages
 from fedrpc.problem import Problem
@@ -129,6 +129,8 @@ def load_finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
     if not path.exists():
         return None
     with explain_damage(path, remedy="remove it and run the same command again, which writes it anew"):
+        for fault in find_changed(out, [path.name]):
+            raise ValueError(fault)
         result: dict[str, Any] = json.loads(path.read_bytes())
         if result["num_rounds"] == config.rounds:
             return result
@@ -158,6 +160,7 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
                 options.when_over()
                 return done
         else:
+            (options.out / CHECKSUMS).unlink(missing_ok=True)  # of files that change from here on
             write_durably(options.out / "partition.json", (json.dumps(table) + "\n").encode())
             log.get("server").info("run", id=run_id, method=problem.config.method, out=str(options.out))
         return await _run_server(problem, device, run_id, options, progress, health, stack)
