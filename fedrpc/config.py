@@ -75,12 +75,19 @@ class LimitsConfig(_Frozen):
     """Time and size limits; none of them changes what a run computes unless it is hit."""
 
     quorum: float = Field(0.5, ge=0, le=1, description="share of a cohort that must answer a phase")
-    deadline_s: float = Field(600.0, gt=0, description="from a task's delivery to its answer")
+    deadline_s: float = Field(
+        600.0,
+        gt=0,
+        description="from a task's delivery to its answer; its delivery and its upload may each take as long",
+    )
+    deliveries: int = Field(10, ge=1, description="how often a task is sent to a client that breaks off before its end")
     absent_s: float = Field(60.0, gt=0, description="how long a phase waits for a client that is not connected")
     join_s: float = Field(600.0, gt=0, description="how long a run waits for its clients to join at the start")
     grace_s: float = Field(5.0, gt=0, description="a client whose stream broke is lost after this")
     heartbeat_s: float = Field(10.0, gt=0, description="a client's heartbeat; a stream that misses three is closed")
-    transfer_idle_s: float = Field(60.0, gt=0, description="a transfer that does not move for this long is aborted")
+    transfer_idle_s: float = Field(
+        25.0, gt=0, description="a transfer that hardly moves for this long (less than 1 kB a second) is aborted"
+    )
     transfers: int = Field(4, ge=1, description="the number of large transfers at a time, in each direction")
     max_message_bytes: int | None = Field(
         None, gt=0, description="the largest message; by default 8 GiB, or of an answer what can be expected"
@@ -295,13 +302,18 @@ def merge(base: Mapping[str, Any], *layers: Mapping[str, Any]) -> dict[str, Any]
     return out
 
 
-def parse_set(items: Iterable[str]) -> dict[str, Any]:
-    """Parses `key.sub=value` items into nested values; a value is TOML, or else a plain string."""
+def parse_set(items: Iterable[str], option: str = "--set", example: str = "train.lr=0.1") -> dict[str, Any]:
+    """Parses `key.sub=value` items into nested values; a value is TOML, or else a plain string.
+
+    Args:
+        option: What took the items, for errors.
+        example: An item that it takes.
+    """
     out: dict[str, Any] = {}
     for item in items:
         key, sign, text = item.partition("=")
         if not sign or not key:
-            raise ConfigError(f"--set takes key=value, such as train.lr=0.1, got '{item}'")
+            raise ConfigError(f"{option} takes key=value, such as {example}, got '{item}'")
         try:
             value = tomllib.loads(f"v = {text}")["v"]
         except tomllib.TOMLDecodeError:

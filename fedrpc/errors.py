@@ -11,7 +11,9 @@ FedrpcError                      1
 ├── DiskFull                    75  a file cannot be written (EX_TEMPFAIL): free space, then run it again
 ├── Taken                       75  another live client has this id (EX_TEMPFAIL): retry when it has ended
 ├── WireError                   76  bytes that break the wire contract (EX_PROTOCOL)
-├── Diverged                     1  an answer, or the state after a round, has NaN or infinity: training diverged
+├── MethodFailed                70  the method's own code failed (EX_SOFTWARE): no retry helps until it is corrected
+│   ├── AnswerRefused           70  an answer is not what its phase says, or its check refused it: it stays so
+│   └── Diverged                70  an answer, or the state after a round, has NaN or infinity: training diverged
 ├── Abstained                    1  a client chose not to answer (its privacy budget is spent)
 └── Cancelled                    1  the server withdrew the task that was being answered
 """
@@ -19,7 +21,13 @@ FedrpcError                      1
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import sysconfig
+import traceback
+from collections.abc import Iterable, Sequence
+from types import FrameType
+
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_MAX_MESSAGE = 300  # characters of an exception's message: what comes after them is in the log
 
 
 class FedrpcError(Exception):
@@ -90,7 +98,25 @@ class WireError(FedrpcError):
     exit_code = 76
 
 
-class Diverged(FedrpcError):
+class MethodFailed(FedrpcError):
+    """The method's own code failed.
+
+    Args:
+        clients: Those in whose logs the traceback is, when it was the client half.
+    """
+
+    exit_code = 70
+
+    def __init__(self, message: str, clients: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.clients = clients
+
+
+class AnswerRefused(MethodFailed):
+    """An answer is not what its phase says, or a check refused it: the client would send the same again."""
+
+
+class Diverged(MethodFailed):
     """An answer, or the state after a round, has NaN or infinity: training diverged."""
 
 
@@ -100,3 +126,35 @@ class Abstained(FedrpcError):
 
 class Cancelled(FedrpcError):
     """The server withdrew the task that was being answered."""
+
+
+def describe_exception(error: BaseException, module: str) -> str:
+    """An exception in one line: its type, its message, and where in a method's own code it arose, if it did there.
+
+    Args:
+        module: The module that defines the method.
+    """
+    message = " ".join(str(error).split())[:_MAX_MESSAGE]
+    place = find_place(error, module)
+    return f"{type(error).__name__}{f': {message}' if message else ''}{f', at {place}' if place else ''}"
+
+
+def find_place(error: BaseException, module: str) -> str:
+    """The innermost file and line of a method's own code in an exception's traceback; "" when there is none.
+
+    Own code is the package of the method's module, and whatever belongs neither to fedrpc nor to an installed library.
+    """
+    package = "fedrpc.methods" if module.startswith("fedrpc.") else module.partition(".")[0]
+    places = [
+        f"{frame.f_code.co_filename}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if _is_own(frame, package)
+    ]
+    return places[-1] if places else ""
+
+
+def _is_own(frame: FrameType, package: str) -> bool:
+    name, path = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
+    if f"{name}.".startswith(f"{package}."):
+        return True
+    return not f"{name}.".startswith("fedrpc.") and not path.startswith(("<", *_LIBRARIES))

@@ -35,6 +35,12 @@ Hosts = Annotated[
         min=1, help="Run all clients in this many processes, for thousands of them; a process for each when not given."
     ),
 ]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="End with 70 when what a method sent differs from its formula; not if messages were lost."
+    ),
+]
 LogLevel = Annotated[str, typer.Option(callback=log.check_level, help="debug, info, warning or error.")]
 ServerOptimizer = Annotated[
     str | None,
@@ -112,5 +118,6 @@ def collect_options(options: Mapping[str, Any]) -> dict[str, Any]:
     budget, dp_sgd = options["epsilon_budget"], options["dp_sgd"]
     privacy: dict[str, Any] = {"epsilon_budget": budget} if budget is not None else {}
     if dp_sgd is not None:
-        privacy["dp_sgd"] = config.parse_set(item.strip() for item in dp_sgd.split(","))
+        items = [item.strip() for item in dp_sgd.split(",")]
+        privacy["dp_sgd"] = config.parse_set(items, "--dp-sgd", "noise_multiplier=1,max_grad_norm=1")
     return values | ({"privacy": privacy} if privacy else {})

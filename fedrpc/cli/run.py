@@ -14,6 +14,7 @@ from fedrpc.cli.options import (
     LogLevel,
     Method,
     Out,
+    Strict,
     add_run_options,
     collect_options,
     console,
@@ -29,6 +30,7 @@ def run(
     data_dir: DataDir = None,
     out: Out = None,
     hosts: Hosts = None,
+    strict: Strict = False,
     log_level: LogLevel = "warning",
     **options: Any,
 ) -> None:
@@ -39,7 +41,7 @@ def run(
     settings = config.build(merge_values(options | {"method": method}))
     from fedrpc.launch.local import run_local
 
-    run_local(settings, out, data_dir, log_level, console, hosts)
+    run_local(settings, out, data_dir, log_level, console, hosts, strict=strict)
 
 
 @add_run_options
@@ -60,6 +62,7 @@ def compare(
     ] = None,
     baseline: Annotated[bool, typer.Option(help="Add FedAvg to the methods.")] = True,
     hosts: Hosts = None,
+    strict: Strict = False,
     log_level: LogLevel = "warning",
     **options: Any,
 ) -> None:
@@ -74,4 +77,4 @@ def compare(
     from fedrpc.launch.compare import Request, compare_local
 
     request = Request(methods, baseline, read_layers(options), collect_options(options), set_ or [])
-    compare_local(request, out, data_dir, log_level, console, hosts)
+    compare_local(request, out, data_dir, log_level, console, hosts, strict=strict)

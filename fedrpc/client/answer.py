@@ -14,7 +14,7 @@ from fedrpc.client.context import AnswerContext
 from fedrpc.client.limits import OwnLimits
 from fedrpc.client.store import ClientStore, Kept, Transaction
 from fedrpc.client.transport import Task
-from fedrpc.errors import WireError
+from fedrpc.errors import MethodFailed, WireError
 from fedrpc.methods.builtin import BUILTIN, LEDGER, Candidate, ClientEvaluation
 from fedrpc.methods.phases import Phase
 from fedrpc.metrics.evaluate import BATCH_SIZE, evaluate
@@ -73,9 +73,7 @@ class Answerer:
         body = self._body(phase, context, message)
         took = time.thread_time() - started
         self.cpu_s += took
-        if not isinstance(body, phase.up):
-            raise TypeError(f"phase '{phase.name}' must answer with {phase.up.__name__}, got {type(body).__name__}")
-        payload = encode(body, finite=True)  # checked before anything of it is committed
+        payload = _encode_answer(phase.name, body)  # checked before anything of it is committed
         reply = _build_reply(question, payload)
         where = {
             "client": self._client,
@@ -165,6 +163,13 @@ def report_ledger(task: Task, rows: Rows) -> Kept:
     lines = "\n".join(to_json(key, sums) for key, sums in rows.items())
     payload = encode(LedgerAnswer(lines))
     return serialise_file(_build_reply(task.envelope, payload), payload)
+
+
+def _encode_answer(phase: str, body: Any) -> Payload:
+    try:
+        return encode(body, finite=True)
+    except WireError as error:
+        raise MethodFailed(f"the answer to phase '{phase}' cannot be sent: {error}") from None
 
 
 def _build_reply(question: Envelope, payload: Payload) -> Envelope:

@@ -20,16 +20,31 @@ from fedrpc.client.store import Kept
 from fedrpc.client.transport import Failure, SessionLost, Stream, Task, Transport, Welcome
 from fedrpc.config import RunConfig, parse_join_config
 from fedrpc.device import choose
-from fedrpc.errors import Abstained, Cancelled, Damaged, DiskFull, FedrpcError, Refused, Unavailable, WireError
+from fedrpc.errors import (
+    Abstained,
+    Cancelled,
+    Damaged,
+    DiskFull,
+    FedrpcError,
+    MethodFailed,
+    Refused,
+    Unavailable,
+    WireError,
+    describe_exception,
+    find_place,
+)
 from fedrpc.privacy.signing import Signer
 from fedrpc.problem import Problem
 from fedrpc.process import allow_open_files, give_back_memory
 from fedrpc.tls.credentials import ClientTls
+from fedrpc.tls.diagnosis import find_obstacle
 from fedrpc.tls.endpoint import read_pem
 from fedrpc.wire.frames import check_name
 
 _MAX_BAD_MESSAGES = 5  # in a row: more than that is no transmission error
 _MAX_JOINING = 500  # clients in one Join: its answer stays far below gRPC's limit for a message
+_OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)  # others may need less of it another time
+_DIAGNOSE_EVERY = 4  # failed attempts to join: the obstacle may change, as when a name is known but nothing listens yet
 _MAX_OPEN = 64  # clients whose stores and data are open at a time
 
 
@@ -129,18 +144,30 @@ class ClientApp:
 
     async def _join(self) -> Stream:
         """Opens sessions and a stream; gives up after `wait_s` without a server."""
-        give_up = time.monotonic() + self._options.wait_s
+        give_up, said = time.monotonic() + self._options.wait_s, ""
         for attempt in range(10**9):
             try:
                 return await self._try_to_join()
-            except (Unavailable, SessionLost) as error:
-                delay = _draw_pause(attempt)
-                if time.monotonic() + delay > give_up:
-                    raise Unavailable(f"{error}; gave up after {self._options.wait_s:g} s (--wait-s)") from None
-                if attempt == 3:
-                    self._log.info("waiting_for_server", address=self._options.server)
-                await asyncio.sleep(delay)
+            except SessionLost as error:
+                why = str(error)
+            except Unavailable as error:
+                why = said
+                if attempt % _DIAGNOSE_EVERY == 0 and (why := await self._find_obstacle() or str(error)) != said:
+                    self._log.warning(
+                        "waiting_for_server", address=self._options.server, why=why, wait_s=self._options.wait_s
+                    )
+                    said = why
+            delay = _draw_pause(attempt)
+            if time.monotonic() + delay > give_up:
+                raise Unavailable(f"{why}; gave up after {self._options.wait_s:g} s (--wait-s)")
+            await asyncio.sleep(delay)
         raise AssertionError("unreachable")
+
+    async def _find_obstacle(self) -> str:
+        """What keeps the process from its server, if that can be told."""
+        server, tls = self._options.server, self._options.tls
+        found = await asyncio.get_running_loop().run_in_executor(self._pool, find_obstacle, server, tls)
+        return f"no fedrpc server answers at {server}: {found}" if found else ""
 
     async def _try_to_join(self) -> Stream:
         stream: Stream | None = None
@@ -257,7 +284,17 @@ class ClientApp:
                 error=str(error),
                 exc_info=not expected,
             )
+            return self._explain(error)
+
+    def _explain(self, error: Exception) -> Failure:
+        """Tells a failure that would happen again from one that may be over when the client is asked again."""
+        if isinstance(error, MethodFailed):
+            return Failure(str(error)[:500], failed=type(error))
+        if isinstance(error, FedrpcError) or self._known is None:
             return Failure(f"{type(error).__name__}: {error}"[:500])
+        module = type(self._known[0].problem.method).__module__
+        mistake = find_place(error, module) and not isinstance(error, _OUT_OF_MEMORY)
+        return Failure(describe_exception(error, module), failed=MethodFailed if mistake else None)
 
     async def _submit(self, member: Member, task: Task, result: Kept | Failure) -> None:
         """Sends a result until the server has it or no longer waits for it."""

@@ -14,12 +14,12 @@ import grpc
 import grpc.aio
 
 import fedrpc
-from fedrpc.errors import FedrpcError, Refused, Taken, Unavailable, WireError
+from fedrpc.errors import FedrpcError, MethodFailed, Refused, Taken, Unavailable, WireError
 from fedrpc.privacy.ledger import parse_history
 from fedrpc.privacy.mechanisms import Histories, History
 from fedrpc.tls.credentials import ClientTls, channel_credentials
 from fedrpc.wire.codec import Payload
-from fedrpc.wire.envelope import Envelope, build_envelope, read_envelope
+from fedrpc.wire.envelope import FAILURE_CODES, Envelope, build_envelope, read_envelope
 from fedrpc.wire.frames import (
     EMPTY_BODY,
     MAX_MISSED_HEARTBEATS,
@@ -38,7 +38,8 @@ from fedrpc.wire.frames import (
 )
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import Attempt, Rows, count_other_fields, list_inline
-from fedrpc.wire.receiving import Receiver
+from fedrpc.wire.receiving import LEAST_BYTES_S, Receiver
+from fedrpc.wire.tcpinfo import Meter
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 _REFUSALS = {
@@ -73,10 +74,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a client has no answer to a task; abstaining is a choice, not an error."""
+    """Why a client has no answer to a task; abstaining is a choice, not an error.
+
+    Args:
+        failed: What failed, if it would fail again.
+    """
 
     reason: str
     abstained: bool = False
+    failed: type[MethodFailed] | None = None
 
 
 @dataclass(frozen=True)
@@ -194,7 +200,8 @@ class Transport:
 
     def connect(self, max_bytes: int, heartbeat_s: float, pool: Executor) -> Stream:
         """Opens the stream; the caller runs it."""
-        return Stream(self._connect(), max_bytes, heartbeat_s, pool, self._translate)
+        meter = Meter(int(self.address.rpartition(":")[2]), local=False)
+        return Stream(self._connect(), max_bytes, heartbeat_s, pool, self._translate, lambda: sum(meter.read()))
 
     def _translate(self, error: grpc.aio.AioRpcError) -> FedrpcError:
         code, text = error.code(), error.details() or ""
@@ -238,13 +245,20 @@ class Stream:
         heartbeat_s: The time between heartbeats; a server that misses three is gone.
         pool: For hashing large messages.
         translate: Turns a gRPC error into one of ours.
+        count_moved: The bytes that went to and came from the server by the kernel's count, which moves within a frame.
     """
 
     def __init__(
-        self, call: Any, max_bytes: int, heartbeat_s: float, pool: Executor, translate: Callable[[Any], FedrpcError]
+        self,
+        call: Any,
+        max_bytes: int,
+        heartbeat_s: float,
+        pool: Executor,
+        translate: Callable[[Any], FedrpcError],
+        count_moved: Callable[[], int] = lambda: 0,
     ) -> None:
         self._call, self._max_bytes, self._heartbeat_s, self._pool = call, max_bytes, heartbeat_s, pool
-        self._translate = translate
+        self._translate, self._count_moved, self._num_moved = translate, count_moved, 0
         self._listeners: dict[int, Listener] = {}
         self._writing, self._sending_large = asyncio.Lock(), asyncio.Lock()
         self._heard_at = time.monotonic()
@@ -281,6 +295,9 @@ class Stream:
     async def _beat(self) -> NoReturn:
         while True:
             await asyncio.sleep(self._heartbeat_s)
+            before, self._num_moved = self._num_moved, self._count_moved()
+            if self._num_moved - before >= LEAST_BYTES_S * self._heartbeat_s:
+                self._heard_at = time.monotonic()  # a frame is on its way: on a slow link that takes minutes
             if time.monotonic() - self._heard_at > (silence_s := MAX_MISSED_HEARTBEATS * self._heartbeat_s):
                 raise Unavailable(f"the server was silent for {silence_s:g} s")
             session = next(iter(self._listeners))
@@ -392,6 +409,7 @@ class Stream:
     async def send_failure(self, session: int, question: Envelope, failure: Failure) -> Receipt:
         """Sends the reason why there is no answer."""
         code = pb.Failure.CODE_ABSTAINED if failure.abstained else pb.Failure.CODE_ERROR
+        code = FAILURE_CODES[failure.failed] if failure.failed else code
         envelope = pb.Envelope(
             task_id=question.task_id,
             round=question.round,

@@ -23,6 +23,7 @@ from fedrpc.launch.progress import LiveWatcher, LogWatcher
 from fedrpc.registry import METHODS
 from fedrpc.report.comparison import Failure, show_comparison
 from fedrpc.report.comparison_page import BASELINE, RAW
+from fedrpc.report.formula import require_formulas
 from fedrpc.report.page import write_page
 
 
@@ -157,11 +158,17 @@ def compare_local(
     log_level: str,
     console: Console,
     num_hosts: int | None = None,
+    *,
+    strict: bool = False,
 ) -> None:
     """Starts or resumes a run of each method, each in a folder of its own, and shows the comparison.
 
+    Args:
+        strict: Whether bytes that differ from a method's formula are an error.
+
     Raises:
         SomeFailed: At the end, if a method failed; the others are run and shown all the same.
+        MethodFailed: At the end, if `strict` and the bytes of a method differ from its formula.
     """
     configs = plan_runs(request)
     folder = _create_folder(out or default_out(configs))
@@ -174,6 +181,8 @@ def compare_local(
     failed = show_comparison(folder, [config.method for config in configs], failures, console)
     if failed:
         raise SomeFailed(failed, len(configs))
+    if strict:
+        require_formulas(folder / config.method for config in configs)
 
 
 def _create_folder(folder: Path) -> Path:

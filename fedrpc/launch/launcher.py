@@ -9,13 +9,14 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedrpc import log
 from fedrpc.config import RunConfig
-from fedrpc.errors import DiskFull, FedrpcError, Unavailable
+from fedrpc.errors import ConfigError, DiskFull, FedrpcError, MethodFailed, Unavailable
 from fedrpc.launch.division import check_memory, divide
 from fedrpc.launch.fork_server import ForkServer
 from fedrpc.launch.processes import decode_status, fork, preload, terminate, wait_or_kill
@@ -128,7 +129,17 @@ class Launcher:
 
         options = ServerOptions("127.0.0.1:0", self._run.out, self._run.data_dir, outlived=False)
         log.set_up(self._run.log_level, stream=sys.stderr, role="server")
-        return exit_code_of(lambda: run_async(serve(self._run.config, options, progress)))
+        return exit_code_of(lambda: self._name_log(lambda: run_async(serve(self._run.config, options, progress))))
+
+    def _name_log(self, work: Callable[[], Any]) -> None:
+        """Runs `work`; an error that points to a client's log gets the log's path."""
+        try:
+            work()
+        except MethodFailed as error:
+            for part in self._parts:
+                if error.clients and error.clients[0] in part.clients:
+                    raise type(error)(f"{error}: {part.log_file(self._run.state_dir)}") from None
+            raise
 
     # Watching
 
@@ -188,7 +199,7 @@ class Launcher:
             )
         if code in NO_RESTART:
             last = path.read_text().splitlines()[-1:] if path.exists() else []
-            raise Unavailable(f"{part.name} ended with code {code}: {' '.join(last)} (its log: {path})")
+            raise ConfigError(f"{part.name} ended with code {code}: {' '.join(last)} (its log: {path})")
         shown = {"process": part.name, "code": code}
         self._watcher.event(name, shown | ({"log": str(path)} if name == "client_given_up" else {}))
 

@@ -20,14 +20,23 @@ def run_local(
     log_level: str,
     console: Console,
     num_hosts: int | None = None,
+    *,
+    strict: bool = False,
 ) -> None:
-    """Starts or resumes a run, unless it is finished already; then prints its table and writes its page."""
+    """Starts or resumes a run, unless it is finished already; then prints its table and writes its page.
+
+    Args:
+        strict: Raise MethodFailed at the end when the measured bytes differ from the method's formula.
+    """
     out = out or default_run_dir(config)
     if not config.parallel:
         config = config.model_copy(update={"parallel": os.cpu_count() or 1})
     log.set_up("info", role="run")
     watcher = LiveWatcher(console, config.rounds) if console.is_terminal else LogWatcher()
     Launcher(LocalRun(config, out, data_dir, log_level, num_hosts), watcher).run()
-    from fedrpc.report.page import show_runs  # here, so that the run does not wait for its imports
+    from fedrpc.report.formula import require_formulas  # here, so that the run does not wait for its imports
+    from fedrpc.report.page import show_runs
 
     show_runs([out], console)
+    if strict:
+        require_formulas([out])

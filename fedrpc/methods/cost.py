@@ -42,13 +42,20 @@ class Shapes(Generic[P_co]):
 
 @dataclass
 class Cost:
-    """Tensor bytes that a formula predicts, by direction and kind."""
+    """Tensor bytes that a formula predicts, by direction and kind.
+
+    Args:
+        at_most: Where a run may send less than predicted, since how much depends on what it learns.
+    """
 
     down: dict[Kind, int] = field(default_factory=dict)
     up: dict[Kind, int] = field(default_factory=dict)
+    at_most: set[tuple[Direction, Kind]] = field(default_factory=set)
 
-    def add(self, direction: Direction, kind: Kind, size_bytes: int) -> Cost:
+    def add(self, direction: Direction, kind: Kind, size_bytes: int, *, at_most: bool = False) -> Cost:
         """Adds bytes, and returns itself so that a formula reads as one sum."""
         side = self.down if direction == "down" else self.up
         side[kind] = side.get(kind, 0) + size_bytes
+        if at_most:
+            self.at_most.add((direction, kind))
         return self

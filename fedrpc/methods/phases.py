@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from fedrpc.errors import MethodFailed
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import EVALUATE, SESSION
 from fedrpc.wire.message import averaged_fields, check_message, fields, schema_digest
@@ -106,8 +108,17 @@ class Answering:
         cls.phases = found
 
     def answer(self, phase: str, ctx: Any, message: Any) -> Any:
-        """The client half's answer to a phase, by name."""
-        return getattr(self, self.phases[phase][1])(ctx, message)
+        """The client half's answer to a phase, by name; raises MethodFailed when it is none."""
+        expected, name = self.phases[phase]
+        function = getattr(self, name)
+        answer = function(ctx, message)
+        if not isinstance(answer, expected.up):
+            code = inspect.unwrap(function).__code__
+            raise MethodFailed(
+                f"{function.__qualname__} must answer phase '{phase}' with {expected.up.__name__}, got "
+                f"{type(answer).__name__}, at {code.co_filename}:{code.co_firstlineno}"
+            )
+        return answer
 
     @classmethod
     def schema_digest(cls) -> bytes:

@@ -59,6 +59,7 @@ from fedrpc.report.comparison_page import (
     render_page,
     sum_directions,
 )
+from fedrpc.report.formula import DIFFERS, list_differing
 from fedrpc.report.page import show_runs
 from fedrpc.report.plots_bytes import FILLS, list_spending
 from fedrpc.report.table import format_size
@@ -244,6 +245,7 @@ def _make_entry(method: str, run: Run, folder: Path, baseline: int | None) -> di
             "kernel": sum(part["total"][direction]["kernel"] for direction in DIRECTIONS),
             "kernel_note": part["kernel_note"],
         },
+        "formula": run.summary.get("formula", {}),
         "overhead": overhead,
         "seconds": run.summary["seconds"],
         "privacy": _summarize_privacy(run.summary["privacy"]),
@@ -345,6 +347,8 @@ def _tabulate_kinds(document: Mapping[str, Any]) -> Table:
             measured, predicted = (sum_directions(sides, source) for source in ("measured", "predicted"))
             off = format_deviation(measured, predicted)
             style = "green" if off == "exact" else "yellow"
+            if kind in list_differing(entry):
+                off, style = f"{off}, {DIFFERS}", "bold red"
             table.add_row(
                 names[place] if place < len(names) else "",
                 kind,

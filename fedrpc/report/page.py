@@ -14,6 +14,7 @@ from fedrpc.files import explain_unwritable, write_atomically
 from fedrpc.privacy.mechanisms import Coverage
 from fedrpc.privacy.words import describe_epsilon, format_epsilon
 from fedrpc.report import plots_bytes, plots_learning, plots_partition
+from fedrpc.report.formula import describe_formula, list_differing
 from fedrpc.report.markup import Plot, Table, Tile, render
 from fedrpc.report.table import count_text_columns, format_size, list_kinds, print_summary
 from fedrpc.report.words import (
@@ -146,7 +147,9 @@ def _overhead_tile(summary: Mapping[str, Any]) -> Tile:
     overhead = part["overhead_vs_fedavg"]
     measured = sum(int(part["method"][direction]["tensor"]) for direction in DIRECTIONS)
     note = f"{measured:,} tensor bytes, {compare_to_formula(measured, part['predicted']['total'])}"
-    return Tile("overhead", f"{overhead:.3f} x FedAvg" if overhead else "none to compare", note)
+    formula, mood = describe_formula(summary), "bad" if list_differing(summary) else ""
+    note += f"; formula: {formula}" if formula else ""
+    return Tile("overhead", f"{overhead:.3f} x FedAvg" if overhead else "none to compare", note, mood)
 
 
 def _privacy_tile(run: Run) -> Tile:

@@ -9,6 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from fedrpc.report.formula import DIFFERS, describe_formula, list_differing
 from fedrpc.report.words import describe_kinds, describe_privacy, describe_reported, format_cell
 
 
@@ -46,7 +47,10 @@ def _tabulate_bytes(summary: dict[str, Any]) -> Table:
         sums = [part["method"][d]["by_kind"].get(kind, {"tensor": 0, "message": 0}) for d in ("down", "up")]
         if any(s["tensor"] for s in sums) or any(predicted[d].get(kind) for d in ("down", "up")):
             table.add_row(f"{kind}: tensors", *(f"{s['tensor']:,}" for s in sums))
-            table.add_row("  predicted", *(f"{predicted[d].get(kind, 0):,}" for d in ("down", "up")), style="dim")
+            wrong = kind in list_differing(summary)
+            name = f"  predicted: {DIFFERS}" if wrong else "  predicted"
+            sizes = (f"{predicted[d].get(kind, 0):,}" for d in ("down", "up"))
+            table.add_row(name, *sizes, style="bold red" if wrong else "dim")
         table.add_row(f"{kind}: messages", *(f"{s['message']:,}" for s in sums))
     table.add_section()
     table.add_row("method, all messages", *(f"{part['method'][d]['message']:,}" for d in ("down", "up")))
@@ -86,6 +90,8 @@ def _list_facts(summary: dict[str, Any]) -> Table:
     check = summary["ledger_check"]
     agree = "agree to the byte" if not check["differing"] else f"DIFFER in {check['differing']} rows"
     facts.add_row("ledgers", f"server and {check['clients']} clients {agree} ({check['compared']} rows)")
+    if formula := describe_formula(summary):
+        facts.add_row("formula", Text(formula, style="bold red" if list_differing(summary) else ""))
     if summary.get("unanswered"):
         facts.add_row("answers", Text(summary["unanswered"], style="bold red"))
     if summary.get("caveat"):

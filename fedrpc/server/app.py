@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Any
 
 import grpc
@@ -21,10 +21,12 @@ from fedrpc.log import MAX_TEXT, clean_text
 from fedrpc.privacy.heads import REGISTERED, HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.privacy.signing import load_public_key, read_certificate_key
+from fedrpc.server.allowance import Allowance
 from fedrpc.server.connection import Connection, Desk
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.roster import IdTaken, OutOfRange, Roster, Session, UnknownSession
 from fedrpc.server.rounds import ServerContext
+from fedrpc.server.sockets import Peer, Sockets, parse_peer
 from fedrpc.tls.credentials import ServerTls, server_credentials
 from fedrpc.tls.endpoint import check_address
 from fedrpc.wire.frames import SCHEMA_DIGEST, SERVICE, count_field_bytes, parse
@@ -43,6 +45,13 @@ STATUS: list[tuple[type[Exception], grpc.StatusCode]] = [
 ]
 
 _ABORT_S = 5.0
+# Calls over one connection: a process of 10,000 clients makes 21 at once, and as many when it comes again. Behind a
+# proxy all clients may share a connection.
+_SPARE_CALLS, _CALLS_S = 100, 5.0
+_SPARE_STREAMS = 16
+_HEALTH_CONNECTIONS = 32  # on a port of its own; a probe has one
+# Joins of one client: over and over again over new connections, too.
+_JOINS, _JOINS_S = 300, 2.0
 OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server behind the same port
     ("grpc.http2.bdp_probe", 0),  # with it, gRPC buffers whole models for slow readers
@@ -53,11 +62,16 @@ OPTIONS = [
 ]
 
 
+class TooOften(Unavailable):
+    """Calls come faster than any client makes them; they are refused before anything is done for them."""
+
+
 class Servicer:
     """Join and Connect.
 
     Args:
         coordinator: The run's coordinator.
+        sockets: The server's connections.
         client_name: The name that clients' certificates must have, with the id for {client} (mutual TLS); None for any.
     """
 
@@ -69,6 +83,7 @@ class Servicer:
         book: LedgerFile,
         privacy: PrivacyFile,
         heads: HeadsFile,
+        sockets: Sockets,
         *,
         client_name: str | None = None,
     ) -> None:
@@ -86,7 +101,12 @@ class Servicer:
             sending=asyncio.Semaphore(limits.transfers),
             receiving=asyncio.Semaphore(limits.transfers),
         )
-        self._connections: set[Connection] = set()
+        self._sockets = sockets
+        self._connections: dict[Connection, Peer] = {}
+        self._peers: dict[int, Peer] = {}  # over whose connection a client last joined
+        self._calls = Allowance(2 * server.problem.config.clients + _SPARE_CALLS, _CALLS_S)
+        self._joins = Allowance(_JOINS, _JOINS_S)
+        self._has_refused = False
         self._failure: DiskFull | None = None  # what ends the server, not only a stream
         self._log = log.get("server")
 
@@ -102,6 +122,7 @@ class Servicer:
 
     async def join(self, data: bytes, context: Any) -> bytes:
         """Opens a session for each client of a process, or refuses with the reason."""
+        peer = self._count_call(context)
         request = parse(pb.JoinRequest, data)
         if request.schema_digest != SCHEMA_DIGEST:
             raise Refused(
@@ -116,7 +137,12 @@ class Servicer:
                 raise WireError(f"an instance has {len(member.instance)} characters, expected {MAX_TEXT} at most")
             self._check_certificate(member.client_id, context)
         source = self._check_keys(request.members, context)
-        token, sessions, replaced = self._roster.join([(m.client_id, m.instance) for m in request.members])
+        names = [(member.client_id, member.instance) for member in request.members]
+        self._roster.check_join(names)  # first, so that a join that is refused takes nothing from the client's own
+        for client, _ in names:
+            self._take(self._joins, client, f"joins of client {client}", _JOINS_S)
+        token, sessions, replaced = self._roster.join(names)
+        self._peers |= {session.client: peer for session in sessions}
         for old in replaced:
             if old.link:
                 old.link.drop_session(old)
@@ -202,13 +228,17 @@ class Servicer:
 
     async def connect(self, _: Any, context: Any) -> None:
         """Serves the stream of one process."""
+        try:
+            peer = self._count_call(context)
+        except TooOften as often:
+            await _abort(context, often)
 
         async def read() -> bytes | None:
             data = await context.read()
             return None if data is grpc.aio.EOF else data
 
-        connection = Connection(self._desk, read, context.write)
-        self._connections.add(connection)
+        connection = Connection(self._desk, read, context.write, lambda: self._sockets.measure(peer))
+        self._connections[connection] = peer
         error: FedrpcError | None = None
         try:
             await connection.run()
@@ -216,12 +246,33 @@ class Servicer:
             error = broken
             self._note(broken)
         finally:
-            self._connections.discard(connection)
+            del self._connections[connection]
         if error:
             self._log.warning("stream_refused", error=str(error))
+            if isinstance(error, Unavailable) and peer not in self._find_used():
+                self._sockets.give_up(peer)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ABORT_S):  # it would wait for a client that reads nothing
                     await _abort(context, error)
+
+    def _count_call(self, context: Any) -> Peer:
+        """Counts a call over a connection; raises TooOften."""
+        peer = parse_peer(context.peer())
+        self._take(self._calls, peer, "calls over one connection", _CALLS_S)
+        return peer
+
+    def _take(self, allowance: Allowance, key: Hashable, what: str, per_s: float) -> None:
+        if allowance.take(key, time.monotonic()):
+            return
+        error = TooOften(f"too many {what}: expected at most {per_s:g} a second; wait a while")
+        if not self._has_refused:  # once: they may be thousands
+            self._log.warning("calls_refused", error=str(error))
+        self._has_refused = True
+        raise error
+
+    def _find_used(self) -> set[Peer]:
+        """The peers over whose connections clients have their streams."""
+        return {peer for connection, peer in self._connections.items() if connection.num_sessions}
 
     def end(self) -> None:
         """Ends all streams: gRPC prints a traceback for each that is open when the event loop ends."""
@@ -240,6 +291,10 @@ class Servicer:
         for connection in list(self._connections):
             connection.check_idle(now)
 
+    def check_sockets(self) -> None:
+        """Ends connections that no client uses."""
+        self._sockets.check(time.monotonic(), self._find_used() | set(self._peers.values()))
+
 
 async def _abort(context: Any, error: Exception) -> None:
     code = next((code for cls, code in STATUS if isinstance(error, cls)), grpc.StatusCode.INTERNAL)
@@ -255,7 +310,8 @@ def _report_errors(
         try:
             return await call(request, context)
         except FedrpcError as error:
-            log.get("server").warning("call_refused", error=str(error))
+            if not isinstance(error, TooOften):
+                log.get("server").warning("call_refused", error=str(error))
             note(error)
             await _abort(context, error)
         raise AssertionError("abort always raises")
@@ -291,7 +347,8 @@ class Health:
     async def listen(self, address: str) -> str:
         """Serves on an address of its own; returns the address with the port that was chosen."""
         check_address(address, "--health-listen")
-        self._own = grpc.aio.server(options=OPTIONS)
+        limits = [("grpc.max_allowed_incoming_connections", _HEALTH_CONNECTIONS)]
+        self._own = grpc.aio.server(options=OPTIONS + limits)
         port = _bind(self._own, address, None, "--health-listen")
         self.add_to(self._own)
         await self.set_status(alive=True, ready=False)
@@ -320,11 +377,26 @@ class GrpcServer:
     Args:
         address: host:port; port 0 picks a free one.
         health: The health service.
+        num_clients: Of the run.
+        max_connections: How many are accepted; further ones are closed at once.
     """
 
-    def __init__(self, address: str, tls: ServerTls | None, insecure: bool, health: Health) -> None:
+    def __init__(
+        self,
+        address: str,
+        tls: ServerTls | None,
+        insecure: bool,
+        health: Health,
+        *,
+        num_clients: int,
+        max_connections: int,
+    ) -> None:
         creds = server_credentials(address, tls, insecure)
-        self._server, self._health = grpc.aio.server(options=OPTIONS), health
+        limits = [
+            ("grpc.max_allowed_incoming_connections", max_connections),
+            ("grpc.max_concurrent_streams", num_clients + _SPARE_STREAMS),
+        ]
+        self._server, self._health = grpc.aio.server(options=OPTIONS + limits), health
         self.port = _bind(self._server, address, creds, "--listen")
         self.address = f"{address.rpartition(':')[0]}:{self.port}"
 

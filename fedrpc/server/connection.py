@@ -16,17 +16,18 @@ from dataclasses import dataclass
 from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc import log
 from fedrpc.config import LimitsConfig
-from fedrpc.errors import FedrpcError, Unavailable, WireError
+from fedrpc.errors import AnswerRefused, FedrpcError, Unavailable, WireError
 from fedrpc.files import explain_full
 from fedrpc.log import clean_text
 from fedrpc.privacy.heads import HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.server.mailbox import Delivery, Mailbox, Task
+from fedrpc.server.pace import PATIENCE_S, PERMIT_BYTES_S, Pace, Permit
 from fedrpc.server.roster import Roster, Session, UnknownSession
 from fedrpc.server.rounds import ServerContext
 from fedrpc.server.upload import Upload
 from fedrpc.wire.codec import MAX_PARTS
-from fedrpc.wire.envelope import Cancel, Finished
+from fedrpc.wire.envelope import FAILURE_CODES, Cancel, Finished
 from fedrpc.wire.frames import (
     MAX_MISSED_HEARTBEATS,
     announces_chunks,
@@ -49,10 +50,12 @@ from fedrpc.wire.ledger import (
     list_inline,
     merge,
 )
+from fedrpc.wire.receiving import LEAST_BYTES_S
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 _RECEIPT_S = 0.01  # how long a receipt waits for a task with which it can travel
 _MAX_OUTBOX = 1000  # frames that wait to be sent: beyond it nothing more is read, so that a client cannot fill memory
+_ATTACH_S = 10.0  # how long a stream may belong to nobody; a client says at once whose it is
 _Status = pb.Receipt.Status
 
 
@@ -114,10 +117,16 @@ class Connection:
     Args:
         read: Gives the next frame, None at the end of the stream.
         write: Sends a frame.
+        measure: Gives the bytes (sent, received) by the kernel's count, which moves within a frame, too: on a slow link
+            one frame takes minutes. None when the kernel does not tell; then frames count when they are complete.
     """
 
     def __init__(
-        self, desk: Desk, read: Callable[[], Awaitable[bytes | None]], write: Callable[[bytes], Awaitable[None]]
+        self,
+        desk: Desk,
+        read: Callable[[], Awaitable[bytes | None]],
+        write: Callable[[bytes], Awaitable[None]],
+        measure: Callable[[], tuple[int, int] | None] = lambda: None,
     ) -> None:
         self._desk, self._read, self._write_frame = desk, read, write
         self._mailbox = desk.mailbox
@@ -129,8 +138,13 @@ class Connection:
         self._filled, self._has_room = asyncio.Event(), asyncio.Event()
         self._has_room.set()
         self._writing = asyncio.Lock()
-        self._writing_since: float | None = None
-        self._heard_at = time.monotonic()
+        self._measure = measure
+        self._num_written, self._num_read = 0, 0  # bytes in frames
+        self._is_writing = self._is_reading = False
+        self._written_pace, self._heard_pace = Pace(LEAST_BYTES_S), Pace(LEAST_BYTES_S)
+        self._delivering: tuple[Task, Permit, Pace] | None = None  # a large task on its way
+        self._opened_at = self._heard_at = time.monotonic()
+        self._attached = False
         self._upload: Upload | None = None
         self._ending: set[asyncio.Task[None]] = set()  # uploads that were cancelled
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -208,15 +222,32 @@ class Connection:
         await self._drop_upload()
 
     def check_idle(self, now: float) -> None:
-        """Ends the stream when nothing moves that should; called several times a second."""
-        limit = self._desk.limits.transfer_idle_s
-        moved_at = self._upload.moved_at if self._upload else None
-        if self._writing_since is not None and now - self._writing_since > limit:
-            self._break(f"the client read nothing for {limit:g} s; the transfer was aborted")
-        elif moved_at is not None and now - moved_at > limit:
-            self._break(f"the client sent nothing for {limit:g} s; the transfer was aborted")
-        elif now - self._heard_at > (silence_s := MAX_MISSED_HEARTBEATS * self._desk.limits.heartbeat_s):
+        """Ends the stream when what should move does not, or too slowly; called several times a second."""
+        sent, received = self._measure() or (self._num_written, self._num_read)
+        limit_s, silence_s = self._desk.limits.transfer_idle_s, MAX_MISSED_HEARTBEATS * self._desk.limits.heartbeat_s
+        slow = f"less than {LEAST_BYTES_S} bytes a second on average over {limit_s:g} s; the transfer was aborted"
+        if self._is_writing:
+            self._written_pace.note(now, sent)
+        self._heard_pace.note(now, received)
+        behind_s = self._upload.note_received(now, received, waiting=self._is_reading) if self._upload else 0.0
+        if not self._attached and now - self._opened_at > _ATTACH_S:
+            self._break(f"no Attach within {_ATTACH_S:g} s")
+        elif self._written_pace.behind_s > limit_s:
+            self._break(f"the client read {slow}")
+        elif behind_s > limit_s:
+            self._break(f"the client sent {slow}")
+        elif now - self._heard_at > silence_s and self._heard_pace.behind_s > silence_s - PATIENCE_S:
             self._break(f"no heartbeat for {silence_s:g} s")
+        elif self._delivering:
+            self._check_delivery(*self._delivering, now, sent)
+
+    def _check_delivery(self, task: Task, permit: Permit, pace: Pace, now: float, sent: int) -> None:
+        """Takes the permit of a large task that is slow, and ends the stream when nobody waits for such a one."""
+        pace.note(now, sent)
+        if pace.behind_s > PATIENCE_S:
+            permit.give_back()
+            if task.done:  # its chunks have no address: the next task would have to wait for the last of them
+                self._break("the client reads a task slowly that nobody waits for any more")
 
     def end(self) -> None:
         """Ends the stream because the server stops; its client looks for the server again."""
@@ -234,9 +265,11 @@ class Connection:
 
     async def _write(self, frame: bytes) -> None:
         async with self._writing:
-            self._writing_since = time.monotonic()
+            self._is_writing = True
+            self._written_pace.restart()
             await self._write_frame(frame)
-            self._writing_since = None
+            self._is_writing = False
+            self._num_written += len(frame)
 
     async def _send(self) -> None:
         while True:
@@ -273,8 +306,10 @@ class Connection:
             if delivery.task.question.is_small:
                 await self._deliver(session, delivery)
                 continue
-            async with self._desk.sending:
+            async with Permit(self._desk.sending) as permit:
+                self._delivering = delivery.task, permit, Pace(PERMIT_BYTES_S)
                 await self._deliver(session, delivery)
+                self._delivering = None
 
     async def _prepare(self, task: Task) -> bool:
         try:
@@ -296,6 +331,7 @@ class Connection:
         head = serialise_frame(session.number, self._build_envelope(delivery), body, others)
         self._desk.privacy.expect_rows(task.client)
         rows = attempt.add_first(len(head), body.inline, len(others))
+        self._mailbox.start_delivery(delivery)
         try:
             await self._write(head)
             for kind, size, data in task.question.iter_frames():
@@ -327,8 +363,15 @@ class Connection:
     # Receiving
 
     async def _receive(self) -> None:
-        while (data := await self._read()) is not None:
+        while True:
+            self._is_reading = True
+            data = await self._read()
+            self._is_reading = False
+            if data is None:
+                return
             self._heard_at = time.monotonic()
+            self._heard_pace.restart()
+            self._num_read += len(data)
             await self._has_room.wait()
             chunk = read_chunk(data)
             if chunk:
@@ -351,6 +394,7 @@ class Connection:
 
     def _attach(self, token: bytes) -> None:
         sessions = self._desk.roster.attach(token, self)
+        self._attached = True
         self._sessions |= {session.number: session for session in sessions}
         self._mailbox.attach(sessions, self)
 
@@ -397,7 +441,7 @@ class Connection:
             if not envelope.HasField("failure"):
                 task.question.check_answer(envelope.parts)
         except WireError as error:
-            self._mailbox.accept_failure(task, clean_text(str(error)))
+            self._mailbox.accept_failure(task, clean_text(str(error)), failed=AnswerRefused)
             raise
 
     @staticmethod
@@ -423,7 +467,8 @@ class Connection:
             merge(rows, attempt.close(aborted=not abstained))
             self._desk.book.book(rows, whole=task.task_id if abstained else "")
             reason = clean_text(envelope.failure.reason) or "the client gave no reason"
-            self._mailbox.accept_failure(task, reason, abstained=abstained)
+            failed = next((what for what, code in FAILURE_CODES.items() if code == envelope.failure.code), None)
+            self._mailbox.accept_failure(task, reason, abstained=abstained, failed=failed)
             return
         data = io.BytesIO()
         assemble_frame(frame, self._desk.limits.most_bytes, data)

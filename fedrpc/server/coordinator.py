@@ -25,6 +25,7 @@ from fedrpc.privacy.unaccounted import describe_unaccounted, find_unaccounted
 from fedrpc.seeds import derive, seed_torch
 from fedrpc.server import evaluation, summary
 from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder
+from fedrpc.server.formula import compare_with_formula
 from fedrpc.server.overlap import FEATURES, TEST, EvaluationThread, FinishedRound
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import ServerContext, ServerRound
@@ -429,6 +430,7 @@ class Coordinator:
         cohorts = [self.select_cohort(index) for index in range(self._config.rounds)]
         shapes = summary.build_shapes(self._problem, weights, cohorts)
         cost, fedavg = summary.predict_cost(self._problem, shapes), summary.compute_fedavg_cost(self._problem, shapes)
+        sizes = summary.summarise_bytes(rows, cost, fedavg, kernel, self._meter.note)
         return summary.describe_run(self._config, self._server.run_id, self._config.rounds) | {
             "caveat": summary.get_caveat(self._method, self._problem.params),
             "accuracy": summary.summarise_accuracy(self._records.all()),
@@ -439,7 +441,8 @@ class Coordinator:
             "privacy": self._summarise_privacy(rows),
             "seconds": self._seconds(),
             "model_sha256": summary.hash_model(weights),
-            "bytes": summary.summarise_bytes(rows, cost, fedavg, kernel, self._meter.note),
+            "bytes": sizes,
+            "formula": compare_with_formula(sizes, cost, self._records.all()),
             "exposure": summary.compute_exposure(rows, self._config.clients),
         }
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc import log
 from fedrpc.config import LimitsConfig
+from fedrpc.errors import MethodFailed
 from fedrpc.server.question import Question
 from fedrpc.server.roster import Link, Roster, Session
 from fedrpc.server.spool import Spooled
@@ -29,16 +30,27 @@ class Missing:
     Args:
         hung: It missed its deadline; another question in the same round would only miss it again.
         abstained: It chose not to answer, which is no failure.
+        failed: What failed, if it would fail again when the client is asked again.
     """
 
     reason: str
     hung: bool = False
     abstained: bool = False
+    failed: type[MethodFailed] | None = None
 
 
 @dataclass(eq=False)
 class Task:
-    """One question to one client."""
+    """One question to one client.
+
+    Its time runs from its first delivery on, however often the client breaks off and comes again, and stands still only
+    while the task waits for the server.
+
+    Args:
+        began_at: When its time began: with its first delivery, and anew once a delivery was complete.
+        held_since: Since when it waits for the server: for its turn, or for a permit to be sent.
+        stalled: Whether the answer that is coming in is too slow to be given more time.
+    """
 
     task_id: str
     client: int
@@ -51,8 +63,13 @@ class Task:
     attempt: int = 0
     leased: bool = False
     link: Link | None = None  # the stream that it was leased to
-    delivered_at: float | None = None
+    num_deliveries: int = 0
+    began_at: float | None = None
+    held_since: float | None = None
+    delivered_at: float | None = None  # of its last delivery
+    was_delivered: bool = False
     receiving: int = 0
+    stalled: bool = False
     number: int = -1  # in the order of posting
     queued: Link | None = None  # the stream in whose queue of ready tasks it is
 
@@ -176,8 +193,11 @@ class Mailbox:
         for _, task in queue.ready if queue else ():
             if task.queued is link:
                 task.queued = None
+                _resume(task)  # from now on it is the client that keeps it waiting
         if queue and queue.num_leased:
             self._num_busy_links -= 1
+        for task in self._find_leases(link)[1:] if queue and queue.num_leased > 1 else ():
+            task.began_at, task.was_delivered = None, False  # the process was still at the one before
         self._lease_ready()
 
     def _is_ready(self, task: Task, link: Link) -> bool:
@@ -193,6 +213,8 @@ class Mailbox:
         link = session.link if session else None
         if task and link and link in self._queues and task.queued is not link and self._is_ready(task, link):
             task.queued = link  # an entry in the queue of a stream that it had before is dropped there
+            if task.held_since is None:
+                task.held_since = time.monotonic()
             heapq.heappush(self._queues[link].ready, (task.number, task))
             self._offer(link)
 
@@ -220,11 +242,15 @@ class Mailbox:
             if task.queued is link:
                 task.queued = None
             if self._is_ready(task, link):
-                self._lease(task, link, queue)
+                if task.num_deliveries < self._limits.deliveries:
+                    self._lease(task, link, queue)
+                else:
+                    self._miss(task, f"no answer in {task.num_deliveries} deliveries", link)
             self._offer(link)
 
     def _lease(self, task: Task, link: Link, queue: _Queue) -> None:
         task.leased, task.link = True, link
+        task.num_deliveries += 1
         self._busy[task.client] = task
         queue.num_leased += 1
         if queue.num_leased == 1:
@@ -246,7 +272,7 @@ class Mailbox:
         else:
             for other in self._find_leases(link):
                 if other.delivered_at is not None:
-                    other.delivered_at = time.monotonic()
+                    other.began_at = time.monotonic()
         self._offer(link)
 
     def _find_leases(self, link: Link) -> list[Task]:
@@ -260,16 +286,29 @@ class Mailbox:
         if not of_client:
             self._of_client.pop(task.client, None)
 
-    def mark_delivered(self, delivery: Delivery) -> None:
-        """Starts a task's deadline, once its last frame was sent."""
+    def start_delivery(self, delivery: Delivery) -> None:
+        """Notes that a task's first frame is sent, for which it has waited."""
         if delivery.current:
-            delivery.task.delivered_at = time.monotonic()
+            task = delivery.task
+            _resume(task)
+            if task.began_at is None:
+                task.began_at = time.monotonic()
+
+    def mark_delivered(self, delivery: Delivery) -> None:
+        """Starts a task's deadline, once its last frame was sent; another delivery does not start it anew."""
+        self.start_delivery(delivery)
+        if delivery.current:
+            task = delivery.task
+            task.delivered_at = time.monotonic()
+            if not task.was_delivered:
+                task.was_delivered, task.began_at = True, task.delivered_at
 
     def return_to_queue(self, delivery: Delivery) -> None:
         """Makes a task wait for its client again after a delivery or a session broke, unless it was leased since."""
         task = delivery.task
         if not delivery.current:
             return
+        _resume(task)
         self._unlease(task)
         task.leased, task.delivered_at = False, None
         task.attempt += 1
@@ -302,9 +341,11 @@ class Mailbox:
             del self._ended[next(iter(self._ended))]
         self._end(task, reply)
 
-    def accept_failure(self, task: Task, reason: str, *, abstained: bool = False) -> None:
+    def accept_failure(
+        self, task: Task, reason: str, *, abstained: bool = False, failed: type[MethodFailed] | None = None
+    ) -> None:
         """Ends a task whose client gave a reason instead of an answer."""
-        self._end(task, Missing(reason, abstained=abstained))
+        self._end(task, Missing(reason, abstained=abstained, failed=failed))
 
     def _end(self, task: Task, outcome: Spooled | Missing, *, cancel: bool = False) -> None:
         self._remove(task)
@@ -334,21 +375,26 @@ class Mailbox:
             self.replace_session(session)
         now = time.monotonic()
         first = {task.link: task for task in reversed(self._busy.values())}  # the others' time has not begun
-        for task in list(first.values()):
-            waited = now - task.delivered_at if task.delivered_at is not None else 0.0
-            # An upload gets as long again, but a drip of bytes must not hold up a round forever.
-            if waited > self._limits.deadline_s * (2 if task.receiving else 1):
-                self._miss(task)
+        away = [task for task in self._open.values() if task.began_at is not None and not task.leased]
+        for task in [*first.values(), *away]:
+            if not task.done and task.began_at is not None and task.held_since is None:
+                self._check_time(task, now - task.began_at)
         absent_s = self._limits.absent_s
         for client in [c for c in self._of_client if self._roster.measure_absence(c) > absent_s]:
             for task in list(self._of_client[client].values()):
                 if not task.leased:
                     self._end(task, Missing(f"not connected for {absent_s:g} s"))
 
-    def _miss(self, task: Task) -> None:
-        """Ends a task whose time is up; a process that misses two deadlines in a row gets no third for its others."""
-        reason = f"no answer within {self._limits.deadline_s:g} s"
-        link = task.link
+    def _check_time(self, task: Task, waited: float) -> None:
+        """Ends a task whose time is up: as long for its delivery as for its answer, and as long again for an upload."""
+        deadline_s = self._limits.deadline_s
+        # A drip of bytes is no upload: it must not hold up a round.
+        if waited > deadline_s * (2 if task.receiving and not task.stalled else 1):
+            what = "no answer" if task.was_delivered else "not delivered"
+            self._miss(task, f"{what} within {deadline_s:g} s", task.link)
+
+    def _miss(self, task: Task, reason: str, link: Link | None) -> None:
+        """Gives a task up; a process that misses two in a row gets no time for its others."""
         self._end(task, Missing(reason, hung=True), cancel=True)
         queue = self._queues.get(link) if link else None
         if queue is None:
@@ -359,3 +405,10 @@ class Mailbox:
         for session in self._roster:
             for other in list(self._of_client.get(session.client, {}).values()) if session.link is link else ():
                 self._end(other, Missing(f"its process gave {reason}", hung=True), cancel=True)
+
+
+def _resume(task: Task) -> None:
+    """Lets a task's time run again after it has waited for the server."""
+    if task.held_since is not None and task.began_at is not None:
+        task.began_at += time.monotonic() - task.held_since
+    task.held_since = None

@@ -57,6 +57,7 @@ class Session:
         number: Names the session in frames.
         last_seen: When its stream was last open, or when it joined.
         link: Its open stream.
+        renews: Whether it ends the client's absence: it has a stream, or is the first since the client had one.
     """
 
     number: int
@@ -64,6 +65,7 @@ class Session:
     instance: str
     last_seen: float
     link: Link | None = None
+    renews: bool = True
 
     def is_alive(self, now: float, grace_s: float) -> bool:
         """Whether the client has a stream, or had one within the last `grace_s` seconds."""
@@ -84,6 +86,7 @@ class Roster:
         self._joined: dict[bytes, list[Session]] = {}  # by token, until a stream takes them
         self._without_link: dict[Session, None] = {}
         self._gone_since: dict[int, float] = {}
+        self._unlinked: set[int] = set()  # who has joined since it last had a stream
         self._joins: Counter[int] = Counter()
         self._opened = time.monotonic()
         self._num_opened = 0
@@ -99,15 +102,8 @@ class Roster:
             OutOfRange: The run has no such client.
             IdTaken: Another live process runs this client.
         """
+        self.check_join(members)
         now = time.monotonic()
-        if len(dict(members)) < len(members):
-            raise WireError("a Join names a client twice")
-        for client, instance in members:
-            if client >= self._num_clients:
-                raise OutOfRange(f"client id {client} is out of range: the run has 0 to {self._num_clients - 1}")
-            old = self._by_client.get(client)
-            if old and old.instance != instance and old.is_alive(now, self._grace_s):
-                raise IdTaken(f"client id {client} is used by another live client; stop that one or choose another id")
         replaced = [self._by_client[client] for client, _ in members if client in self._by_client]
         for old in replaced:
             self.close(old)
@@ -118,10 +114,23 @@ class Roster:
         self._changed.set()
         return token, sessions, replaced
 
+    def check_join(self, members: Sequence[tuple[int, str]]) -> None:
+        """Raises what `join` would raise."""
+        now = time.monotonic()
+        if len(dict(members)) < len(members):
+            raise WireError("a Join names a client twice")
+        for client, instance in members:
+            if client >= self._num_clients:
+                raise OutOfRange(f"client id {client} is out of range: the run has 0 to {self._num_clients - 1}")
+            old = self._by_client.get(client)
+            if old and old.instance != instance and old.is_alive(now, self._grace_s):
+                raise IdTaken(f"client id {client} is used by another live client; stop that one or choose another id")
+
     def _open(self, client: int, instance: str, now: float) -> Session:
         self._num_opened += 1
         self._joins[client] += 1
-        session = Session(self._num_opened, client, instance, now)
+        session = Session(self._num_opened, client, instance, now, renews=client not in self._unlinked)
+        self._unlinked.add(client)
         self._by_client[client] = session
         self._without_link[session] = None
         return session
@@ -132,7 +141,8 @@ class Roster:
             raise UnknownSession("unknown token; join again")
         sessions = [session for session in self._joined.pop(token) if self.get(session.client) is session]
         for session in sessions:
-            session.link = link
+            session.link, session.renews = link, True
+            self._unlinked.discard(session.client)
             self._without_link.pop(session, None)
         return sessions
 
@@ -151,7 +161,8 @@ class Roster:
         self._without_link.pop(session, None)
         if self._by_client.get(session.client) is session:
             del self._by_client[session.client]
-            self._gone_since[session.client] = time.monotonic()
+            if session.renews:
+                self._gone_since[session.client] = time.monotonic()
 
     def find_lost(self) -> list[Session]:
         """Lists the sessions that are no longer alive; forgets tokens that nobody used."""
@@ -161,8 +172,12 @@ class Roster:
         return [session for session in self._without_link if not session.is_alive(now, self._grace_s)]
 
     def measure_absence(self, client: int) -> float:
-        """Returns the seconds since a client left (not since a task: many tasks for a dead client wait only once)."""
-        if client in self._by_client:
+        """Returns the seconds since a client left (not since a task: many tasks for a dead client wait only once).
+
+        A client that joins again and again, but never opens its stream, stays absent.
+        """
+        session = self._by_client.get(client)
+        if session and session.renews:
             return 0.0
         return time.monotonic() - self._gone_since.get(client, self._opened)
 

@@ -30,7 +30,7 @@ from torch import nn
 
 from fedrpc import log
 from fedrpc.aggregation.aggregator import Aggregator, Combiner, find_combining_layer
-from fedrpc.errors import Cancelled, FedrpcError, QuorumError
+from fedrpc.errors import AnswerRefused, Cancelled, FedrpcError, describe_exception
 from fedrpc.log import clean_text
 from fedrpc.methods.phases import Check, ClientId, Down, Phase, Reply, Up
 from fedrpc.methods.runtime import Aggregate
@@ -39,6 +39,7 @@ from fedrpc.process import keeping_freed_memory
 from fedrpc.seeds import derive
 from fedrpc.server.mailbox import Mailbox, Missing, Task
 from fedrpc.server.question import Expectation, Question
+from fedrpc.server.quorum import build_quorum_error, group_by_reason, name_clients
 from fedrpc.server.spool import Spool, Spooled, read_reply
 from fedrpc.server.updates import UpdateNorms, check_counts
 from fedrpc.training.loop import compute_learning_rate
@@ -154,6 +155,7 @@ class ServerRound:
         self._hung: dict[ClientId, str] = {}
         self._posted: list[Task] = []
         self._shown_at = 0.0
+        self._warned: set[str] = set()  # reasons
         self._log = log.get("rounds")
 
     def model(self) -> nn.Module:
@@ -448,7 +450,9 @@ class ServerRound:
         except Exception as error:
             # A bad reply is its client's failure, never the run's.
             text = str(error) if isinstance(error, FedrpcError) else f"{type(error).__name__}: {error}"
-            return Missing(clean_text(text))
+            if not isinstance(error, FedrpcError | ValueError):  # a check refuses by ValueError: this is its mistake
+                text = describe_exception(error, type(self._server.problem.method).__module__)
+            return Missing(clean_text(text), failed=AnswerRefused)
 
     def _read(
         self,
@@ -481,7 +485,9 @@ class ServerRound:
         if why.hung:
             self._hung[client] = why.reason
         (self._abstained if why.abstained else self._missed).add(client)
-        self._log.warning("client_missing", phase=phase.name, client=client, why=why.reason)
+        # What fails again and again is said once, by `_check_quorum`: as a warning, or as what ends the run.
+        say = self._log.info if why.failed else self._log.warning
+        say("client_missing", phase=phase.name, client=client, why=why.reason)
 
     def _show_progress(self, phase: Phase[Any, Any], tasks: Sequence[Task]) -> None:
         now = time.monotonic()
@@ -497,11 +503,12 @@ class ServerRound:
         due = num_asked - sum(why.abstained for why in missing.values())
         needed, answered = math.ceil(quorum * due), num_asked - len(missing)
         if answered < needed:
-            why = "; ".join(f"client {client}: {what.reason}" for client, what in list(missing.items())[:3])
-            raise QuorumError(
-                f"round {self.index}, phase {phase.name}: {answered} of {num_asked} clients answered, the quorum is "
-                f"{needed} ({why}); run the same command again to go on from here"
-            )
+            where = f"round {self.index}, phase {phase.name}"
+            raise build_quorum_error(where, num_asked, needed, missing, self.env.train.lr)
+        failed = group_by_reason({client: what for client, what in missing.items() if what.failed})
+        for reason in failed.keys() - self._warned:
+            self._log.warning("clients_failed", phase=phase.name, clients=name_clients(failed[reason]), why=reason)
+        self._warned |= failed.keys()
 
 
 def _decode(reply: Spooled, phase: Phase[Any, Up]) -> Up:

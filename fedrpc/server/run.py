@@ -32,9 +32,11 @@ from fedrpc.server.app import GrpcServer, Health, Servicer
 from fedrpc.server.checkpoint import CheckpointFolder
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.mailbox import Mailbox
+from fedrpc.server.mistakes import ERROR_FILE, explaining_mistakes
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import Progress, ServerContext
 from fedrpc.server.selection import select_cohort
+from fedrpc.server.sockets import Sockets, reserve_files
 from fedrpc.server.spool import Spool
 from fedrpc.tls.credentials import ServerTls
 from fedrpc.wire.ledger import EVALUATE, LedgerFile
@@ -143,6 +145,7 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
     return_freed_memory()
     torch.set_num_threads(config.train.threads)
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(explaining_mistakes(config.method, options.out))
         health = Health()
         stack.push_async_callback(health.stop)
         if options.health_listen:
@@ -153,6 +156,7 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
         freeze_memory()
         stack.enter_context(lock(options.out))  # only after the configuration proved valid
         run_id = claim(options.out, problem.config)
+        (options.out / ERROR_FILE).unlink(missing_ok=True)  # of a mistake that may be corrected by now
         if done := load_finished(options.out, problem.config):
             log.get("server").info("already_finished", out=str(options.out))
             # The spool goes when clients were told of the end: if it is still here, a kill came before that.
@@ -192,7 +196,9 @@ async def _run_server(
     stack: contextlib.AsyncExitStack,
 ) -> dict[str, Any]:
     config, out = problem.config, options.out
-    grpc_server = GrpcServer(options.listen, options.tls, options.insecure, health)
+    max_connections = reserve_files(config.clients)
+    crowd = {"num_clients": config.clients, "max_connections": max_connections}
+    grpc_server = GrpcServer(options.listen, options.tls, options.insecure, health, **crowd)
     work, io = (_start_pool(stack, *pool) for pool in ((1, "work"), (2, "io")))
     book = stack.enter_context(contextlib.closing(LedgerFile(out)))
     privacy = stack.enter_context(contextlib.closing(PrivacyFile(out / "privacy.jsonl", _list_stages(problem))))
@@ -211,10 +217,12 @@ async def _run_server(
         device,
         progress=lambda *event: _notify(listeners, *event),
     )
-    coordinator = Coordinator(context, roster, out, book, Meter(grpc_server.port, local=True))
+    meter = Meter(grpc_server.port, local=True)
+    coordinator = Coordinator(context, roster, out, book, meter)
     bound = options.tls is not None and options.tls.client_ca is not None
     name = options.client_name if bound else None
-    servicer = Servicer(context, roster, coordinator, book, privacy, heads, client_name=name)
+    sockets = Sockets(meter, max_connections)
+    servicer = Servicer(context, roster, coordinator, book, privacy, heads, sockets, client_name=name)
     if options.metrics_listen:
         from fedrpc.server.monitoring import RunMetrics, serve_metrics  # here, since other servers need no Prometheus
 
@@ -230,13 +238,10 @@ async def _run_server(
         coordinator.round = config.rounds
         mailbox.finish("the run is complete")
         await _wait_for_farewells(roster, _RETURN_S if finished and not options.linger else 0.0)
-        shutil.rmtree(out / "spool", ignore_errors=True)
-        computing_s = await asyncio.get_running_loop().run_in_executor(work, time.thread_time)
-        log.get("server").info("cpu", total_s=time.process_time(), computing_s=computing_s)
-        await asyncio.to_thread(options.when_over)
+        await _close_run(options, work)
         if options.linger:
             log.get("server").info("lingering", until="a signal")
-            await asyncio.Event().wait()
+            await _watch(mailbox, coordinator, servicer)
         return result
     finally:
         servicer.end()
@@ -248,6 +253,14 @@ def _start_pool(stack: contextlib.AsyncExitStack, size: int, name: str) -> Threa
     pool = ThreadPoolExecutor(size, name)
     stack.callback(pool.shutdown, wait=False, cancel_futures=True)
     return pool
+
+
+async def _close_run(options: ServerOptions, work: ThreadPoolExecutor) -> None:
+    """Removes what only an open run needs, and says that it is over."""
+    shutil.rmtree(options.out / "spool", ignore_errors=True)
+    computing_s = await asyncio.get_running_loop().run_in_executor(work, time.thread_time)
+    log.get("server").info("cpu", total_s=time.process_time(), computing_s=computing_s)
+    await asyncio.to_thread(options.when_over)
 
 
 def _notify(listeners: Iterable[Progress], name: str, values: dict[str, Any]) -> None:
@@ -281,6 +294,7 @@ async def _watch(mailbox: Mailbox, coordinator: Coordinator, servicer: Servicer)
         mailbox.reap()
         if tick % 5 == 0:
             coordinator.note_kernel()
+            servicer.check_sockets()
 
 
 async def _wait_for_farewells(roster: Roster, return_s: float) -> None:

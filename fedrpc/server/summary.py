@@ -119,6 +119,7 @@ def predict_cost(problem: Problem, shapes: Shapes) -> Cost:
             total.add("down", kind, size)
         for kind, size in own.up.items():
             total.add("up", kind, size)
+        total.at_most |= own.at_most
     return total
 
 

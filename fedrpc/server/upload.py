@@ -13,11 +13,12 @@ from typing import BinaryIO
 from fedrpc.errors import DiskFull, FedrpcError, WireError
 from fedrpc.files import explain_full
 from fedrpc.server.mailbox import Task
+from fedrpc.server.pace import PATIENCE_S, PERMIT_BYTES_S, Pace, Permit
 from fedrpc.server.roster import Session
 from fedrpc.server.spool import Spool
 from fedrpc.wire.frames import Assembler
 from fedrpc.wire.ledger import Attempt, Rows, classify_chunk, merge
-from fedrpc.wire.receiving import Receiver
+from fedrpc.wire.receiving import LEAST_BYTES_S, Receiver
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 
@@ -37,7 +38,9 @@ class Upload:
     ) -> None:
         self.task, self.session = task, session
         self._envelope, self._attempt, self._rows, self._max_bytes = envelope, attempt, rows, max_bytes
-        self._permit: asyncio.Task[None] | None = None
+        self._pace, self._permit_pace = Pace(LEAST_BYTES_S), Pace(PERMIT_BYTES_S)
+        self._permit: Permit | None = None
+        self._holding: asyncio.Task[None] | None = None  # until it ends
         self._receiver: Receiver | None = None
         self._file: BinaryIO | None = None
         self._path: Path | None = None
@@ -58,7 +61,7 @@ class Upload:
         """
 
         async def hold_permit() -> None:
-            async with permits:
+            async with Permit(permits) as self._permit:
                 try:
                     self._path = spool.make_incoming_path(self.task.epoch, self.task.task_id)
                     with explain_full(self._path):
@@ -74,23 +77,36 @@ class Upload:
                 await asyncio.get_running_loop().create_future()  # until `end` cancels it
 
         self.task.receiving += 1
-        self._permit = asyncio.ensure_future(hold_permit())
+        self._holding = asyncio.ensure_future(hold_permit())
 
-    @property
-    def moved_at(self) -> float | None:
-        """When its last chunk came; None while none is expected."""
-        return self._receiver.moved_at if self._receiver and self._permit else None
+    def note_received(self, now: float, total: int, *, waiting: bool) -> float:
+        """Notes how many bytes its stream has brought; one that is slow gives its permit back and goes on without.
+
+        Args:
+            waiting: Whether the server waits for the client, and not the other way round.
+
+        Returns:
+            By how many seconds it is behind the least rate; 0 while no chunk is expected.
+        """
+        if self._permit is None or self._receiver is None or self._holding is None:
+            return 0.0
+        for pace in (self._pace, self._permit_pace):
+            pace.note(now, total, waiting=waiting)
+        self.task.stalled = self._pace.behind_s > PATIENCE_S
+        if self._permit_pace.behind_s > PATIENCE_S:
+            self._permit.give_back()
+        return self._pace.behind_s
 
     async def receive(self, part: int, data: memoryview, size: int) -> bool:
         """Receives a chunk; returns whether the message is complete. Raises WireError or OSError when it is bad."""
         if self._receiver is None:
             kind, tensor_bytes = classify_chunk(part, data.nbytes, self._envelope)
             self._attempt.add(kind, size, tensor_bytes)
-            if self._permit is None:
+            if self._is_given_up():
                 return False
             raise WireError("got a chunk before its message was granted")
         self._receiver.count(part, data, size)
-        if self._permit is None:
+        if self._is_given_up():
             return False
         await self._receiver.add(part, data)
         if self._is_given_up() or not self._receiver.is_complete:
@@ -99,7 +115,7 @@ class Upload:
         return not self._is_given_up()
 
     def _is_given_up(self) -> bool:
-        return self._permit is None  # asked anew after each wait, in which `end` may have been called
+        return self._holding is None  # asked anew after each wait, in which `end` may have been called
 
     def keep(self, spool: Spool) -> Path:
         """Moves the complete result to where the spool keeps it."""
@@ -110,13 +126,14 @@ class Upload:
 
     async def end(self) -> None:
         """Gives back the permit and removes the file, unless the spool has it."""
-        if self._permit is None:
+        if self._holding is None:
             return
-        permit, self._permit = self._permit, None
-        permit.cancel()
+        holding, self._holding = self._holding, None
+        holding.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await permit
+            await holding
         self.task.receiving -= 1
+        self.task.stalled = False
         if self._receiver:
             await self._receiver.abandon()
         if self._file and self._path:

@@ -17,6 +17,12 @@ def check_address(address: str, option: str) -> None:
         raise ConfigError(f"{option} takes HOST:PORT, such as 127.0.0.1:50051 or [::1]:50051, got '{address}'")
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of a checked address."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def is_loopback(address: str) -> bool:
     """Whether an address can only be reached from this machine."""
     host = address.rpartition(":")[0].strip("[]")

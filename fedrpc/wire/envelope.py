@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedrpc.errors import Diverged, MethodFailed
 from fedrpc.wire.v2 import coordinator_pb2 as pb
+
+# Failures that would happen again, by what a run ends with that has too many of them.
+FAILURE_CODES: dict[type[MethodFailed], pb.Failure.Code.ValueType] = {
+    MethodFailed: pb.Failure.CODE_MISTAKE,
+    Diverged: pb.Failure.CODE_DIVERGED,
+}
 
 
 @dataclass(frozen=True)

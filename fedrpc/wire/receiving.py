@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 from concurrent.futures import Executor
 
-from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc.errors import WireError
 from fedrpc.wire.frames import Assembler
 from fedrpc.wire.ledger import Attempt, classify_chunk
 
+# What the slowest link that people still use gives, GPRS with one time slot: 8 to 20 kbit/s. Who is slower than this
+# for `limits.transfer_idle_s` is not there, or does it on purpose.
+LEAST_BYTES_S = 1000
 _MAX_WAITING = 4  # chunks that wait while others are hashed; more would only take memory
 
 
@@ -29,7 +31,6 @@ class Receiver:
         self._job: asyncio.Future[None] | None = None
         self._abandoned = False
         self._missing = sum(part.size for part in assembler.envelope.parts)
-        self.moved_at = time.monotonic()  # when the last chunk came
 
     @property
     def is_complete(self) -> bool:
@@ -38,7 +39,6 @@ class Receiver:
 
     def count(self, part: int, data: memoryview, serialised_bytes: int) -> None:
         """Counts a chunk that arrived in a frame of its own."""
-        self.moved_at = time.monotonic()
         kind, tensor_bytes = classify_chunk(part, data.nbytes, self._assembler.envelope)
         self.attempt.add(kind, serialised_bytes, tensor_bytes)
 

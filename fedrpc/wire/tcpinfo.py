@@ -6,16 +6,24 @@ read (a duplicate held longer could suppress the FIN).
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import socket
 import stat
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
+
+from fedrpc import log
 
 # Offsets of u64 counters in struct tcp_info of linux/tcp.h.
 _ACKED, _RECEIVED, _SENT, _RETRANS = 120, 128, 200, 208
+
+
+# Out of open files, of the process's or of the system's.
+_NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True)
@@ -24,31 +32,49 @@ class Connection:
 
     inode: int
     local_port: int
+    peer_host: str
     peer_port: int
     sent: int
     received: int
 
 
 def list_connections() -> Iterator[Connection]:
-    """Lists the established TCP connections of this process; none where the kernel is not Linux."""
-    if not sys.platform.startswith("linux"):
-        return
-    for name in os.listdir("/proc/self/fd"):
+    """Lists the established TCP connections of this process; none where the kernel is not Linux.
+
+    Raises:
+        OSError: This process has no file left to look at them.
+    """
+    for dup in _duplicate_sockets():
+        with contextlib.suppress(OSError):  # not connected
+            yield _read(dup)
+
+
+def shut_connections(inodes: Container[int]) -> None:
+    """Ends connections as if their peers had closed them, whoever in this process reads from them."""
+    for dup in _duplicate_sockets():
+        if os.fstat(dup.fileno()).st_ino in inodes:
+            with contextlib.suppress(OSError):  # its peer was faster
+                dup.shutdown(socket.SHUT_RDWR)
+
+
+def _duplicate_sockets() -> Iterator[socket.socket]:
+    """Yields a duplicate of each TCP socket of this process, open until the next one is asked for."""
+    for name in os.listdir("/proc/self/fd") if sys.platform.startswith("linux") else ():
         try:
-            info = os.stat(f"/proc/self/fd/{name}")
-            if stat.S_ISSOCK(info.st_mode) and (found := _read(int(name), info.st_ino)):
-                yield found
-        except OSError:
-            continue  # closed in the meantime, not TCP, or not connected
+            if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as dup:
+                if dup.family in (socket.AF_INET, socket.AF_INET6) and dup.type == socket.SOCK_STREAM:
+                    yield dup
+        except OSError as error:
+            if error.errno in _NO_FILES:
+                raise  # else it was closed in the meantime
 
 
-def _read(fd: int, inode: int) -> Connection | None:
-    with socket.socket(fileno=os.dup(fd)) as dup:
-        if dup.family not in (socket.AF_INET, socket.AF_INET6) or dup.type != socket.SOCK_STREAM:
-            return None
-        peer = dup.getpeername()
-        raw = dup.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-        local = dup.getsockname()
+def _read(dup: socket.socket) -> Connection:
+    inode, peer = os.fstat(dup.fileno()).st_ino, dup.getpeername()
+    raw = dup.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    local = dup.getsockname()
     (received,) = struct.unpack_from("<Q", raw, _RECEIVED)
     if len(raw) >= _RETRANS + 8:
         (sent,) = struct.unpack_from("<Q", raw, _SENT)
@@ -56,7 +82,8 @@ def _read(fd: int, inode: int) -> Connection | None:
     else:  # before Linux 4.19; bytes_acked counts the SYN as one byte
         (acked,) = struct.unpack_from("<Q", raw, _ACKED)
         sent, again = max(acked - 1, 0), 0
-    return Connection(inode, local[1], peer[1], sent - again, received)
+    host = peer[0].removeprefix("::ffff:")  # an IPv4 address at a socket for both
+    return Connection(inode, local[1], host, peer[1], sent - again, received)
 
 
 class Meter:
@@ -72,17 +99,29 @@ class Meter:
 
     def __init__(self, port: int, *, local: bool) -> None:
         self._port, self._local = port, local
-        self._seen: dict[int, Connection] = {}
+        self.open: dict[int, Connection] = {}  # by inode, at the last reading
+        self._num_closed = self._sent = self._received = 0  # of those that have closed
+        self._warned = False
         self.note = ""  # not empty when the counters are not exact
 
     def read(self) -> tuple[int, int]:
-        """Reads the bytes (sent, received) so far."""
-        open_now = set()
-        for found in list_connections():
-            if (found.local_port if self._local else found.peer_port) == self._port:
-                self._seen[found.inode] = found
-                open_now.add(found.inode)
-        closed = len(self._seen.keys() - open_now)
-        if closed:
-            self.note = f"{closed} connections closed before the end; bytes after their last reading are not counted"
-        return sum(c.sent for c in self._seen.values()), sum(c.received for c in self._seen.values())
+        """Reads the bytes (sent, received) so far; the ones before when this process is out of open files."""
+        try:
+            found = {each.inode: each for each in list_connections() if self._is_counted(each)}
+        except OSError as error:
+            if not self._warned:
+                log.get("tcpinfo").warning("cannot_read_counters", error=error.strerror, remedy="raise `ulimit -n`")
+            self._warned = True
+        else:
+            for gone in self.open.keys() - found.keys():
+                self._num_closed += 1
+                self._sent += self.open[gone].sent
+                self._received += self.open[gone].received
+            self.open = found
+        if n := self._num_closed:
+            self.note = f"{n} connections closed before the end; bytes after their last reading are not counted"
+        here = self.open.values()
+        return self._sent + sum(c.sent for c in here), self._received + sum(c.received for c in here)
+
+    def _is_counted(self, connection: Connection) -> bool:
+        return self._port == (connection.local_port if self._local else connection.peer_port)

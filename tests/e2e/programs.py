@@ -35,6 +35,7 @@ timed-echo = outside:TimedEcho
 nudged = outside:Nudged
 toygan = outside:ToyGan
 handgan = outside:HandGan
+faulty = outside:Faulty
 
 [fedrpc.models]
 wide = outside:wide

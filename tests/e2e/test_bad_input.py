@@ -40,6 +40,13 @@ def assert_one_line(ended: Program, code: int, *words: str) -> None:
         assert word in ended.err
 
 
+def assert_warned_once(client: Program, said: str) -> None:
+    """A client that reaches no server says why at once, and once."""
+    [warning] = client.read_log("waiting_for_server")
+    assert said in warning["why"]
+    assert warning["level"] == "warning"
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     (tmp_path / "file").write_text("not what you think")
@@ -74,6 +81,9 @@ def files(tmp_path: Path) -> Path:
         ("run --clients 100000 --hosts 2", CONFIG, "clients; 6000; 100000"),
         ("run --clients 100000", CONFIG, "100000 client processes; GiB of memory; --hosts"),
         ("run --device gpu", CONFIG, "device 'gpu'; cuda"),
+        ("run --dp-sgd noise=1", CONFIG, "unknown option 'privacy.dp_sgd.noise'; Did you mean"),
+        ("run --dp-sgd noise_multiplier", CONFIG, "--dp-sgd takes; 'noise_multiplier'"),
+        ("run --dp-sgd noise_multiplier=x", CONFIG, "privacy.dp_sgd.noise_multiplier; 'x'"),
         ("run --config no.toml", CONFIG, "no.toml"),
         ("run --config foreign", CONFIG, "foreign; Is a directory"),
         ("run --config bad.toml", CONFIG, "bad.toml; not valid TOML"),
@@ -186,6 +196,12 @@ def test_a_directory_that_another_server_works_in(copied: RunDir, programs: Prog
         fcntl.flock(lock, fcntl.LOCK_EX)
         ended = programs.start("fedrpc", "run", "--out", copied.path, *settings(rounds=4))
         assert_one_line(ended, UNAVAILABLE, "another server uses")
+
+
+def test_a_client_that_no_restart_helps(copied: RunDir, programs: Programs) -> None:
+    (copied.path / "clients" / "2" / "policy.json").write_text("{")  # of the last one that is started
+    ended = programs.start("fedrpc", "run", "--out", copied.path, *settings(rounds=4))
+    assert_one_line(ended, CONFIG, "client 2 ended with code 78", "policy.json cannot be read", "client.log")
 
 
 # The console scripts themselves, one mistake each
@@ -352,7 +368,23 @@ def test_something_that_is_no_server_at_all(tmp_path: Path, programs: Programs) 
         listener.bind(("127.0.0.1", 0))
         listener.listen()  # takes connections, and says nothing
         ended = _client(programs, f"127.0.0.1:{listener.getsockname()[1]}", 0, tmp_path / "state")
-        assert_one_line(ended, UNAVAILABLE, "no fedrpc server answers", "gave up after 1 s")
+        assert_one_line(ended, UNAVAILABLE, "no fedrpc server answers", "gives no answer", "gave up after 1 s")
+
+
+def test_a_client_says_at_once_why_it_reaches_no_server_and_goes_on_trying(tmp_path: Path, programs: Programs) -> None:
+    address = f"127.0.0.1:{find_free_port()}"
+    client = programs.client(address, 0, tmp_path / "state")
+    wait_for("it says why", lambda: client.read_log("waiting_for_server"))
+    server = programs.server(tmp_path / "run", *settings(clients=1), listen=address)
+    server.wait_for_success()
+    assert client.wait() == 0
+    assert_warned_once(client, "Connection refused; look at --server, and whether the server has started")
+
+
+def test_a_host_that_nobody_knows(tmp_path: Path, programs: Programs) -> None:
+    ended = programs.client("nobody.invalid:50051", 0, tmp_path / "state", "--wait-s", "1", "--insecure")
+    assert_one_line(ended, UNAVAILABLE, "its name cannot be resolved", "look at --server", "gave up after 1 s")
+    assert_warned_once(ended, "its name cannot be resolved")
 
 
 def test_the_log_is_json_where_no_terminal_is(waiting: Program) -> None:

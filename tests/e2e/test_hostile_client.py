@@ -41,7 +41,7 @@ def target(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs, 
     folder = tmp_path_factory.mktemp("attack")
     out, state, gates = RunDir(folder / "run"), folder / "state", Gates(folder / "gates")
     # One transfer at a time: a permit that is not given back stops every later one.
-    words = settings(method="loaded", params__gates=str(gates.folder), limits__transfers=1)
+    words = settings(method="loaded", params__gates=str(gates.folder), limits__transfers=1, limits__deliveries=1000)
     server = shared_programs.server(out.path, *words)
     (state / "2").mkdir(parents=True)
     (state / "2" / "instance").write_text(INSTANCE)

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.e2e.programs import NUM_CLIENTS, Program, Programs, settings
 from tests.e2e.rawclient import SERVICE, TIMEOUT_S, RawClient, catch_refusal
 from tests.e2e.rundir import RunDir, read_rows
-from tests.e2e.test_bad_input import CONFIG, UNAVAILABLE, assert_one_line
+from tests.e2e.test_bad_input import CONFIG, UNAVAILABLE, assert_one_line, assert_warned_once
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -106,12 +106,21 @@ def test_a_stranger_ca_is_not_trusted(
 ) -> None:
     words = [*certificates.trusting("stranger-ca"), *certificates.named("client-0")]
     ended = _client(programs, mutual, tmp_path, *words)
-    assert_one_line(ended, UNAVAILABLE, "no fedrpc server answers", "CERTIFICATE_VERIFY_FAILED", "gave up after 1 s")
+    said = f"the server's certificate is not of the CA in --tls-ca {certificates.folder / 'stranger-ca.pem'}"
+    assert_one_line(ended, UNAVAILABLE, "no fedrpc server answers", said, "gave up after 1 s")
+    assert_warned_once(ended, said)
 
 
-@pytest.mark.parametrize("shown", ["nothing", "stranger", "plaintext"])
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        ("nothing", "the server hangs up: it may ask for a client's certificate; give --tls-cert and --tls-key"),
+        ("stranger", "the server hangs up: it may refuse this client's certificate; look at --tls-cert"),
+        ("plaintext", "the server speaks TLS and this client does not; give --tls-ca"),
+    ],
+)
 def test_who_can_not_show_a_certificate_of_the_ca_stays_out(
-    shown: str, mutual: Served, certificates: Certificates, tmp_path: Path, programs: Programs
+    shown: str, said: str, mutual: Served, certificates: Certificates, tmp_path: Path, programs: Programs
 ) -> None:
     words = {
         "nothing": certificates.trusting(),
@@ -119,7 +128,26 @@ def test_who_can_not_show_a_certificate_of_the_ca_stays_out(
         "plaintext": [],
     }[shown]
     ended = _client(programs, mutual, tmp_path, *words)
-    assert_one_line(ended, UNAVAILABLE, "no fedrpc server answers", "gave up after 1 s")
+    assert_one_line(ended, UNAVAILABLE, "no fedrpc server answers", said, "gave up after 1 s")
+    assert_warned_once(ended, said)
+
+
+def test_a_server_without_tls(tmp_path: Path, certificates: Certificates, programs: Programs) -> None:
+    server = programs.server(tmp_path / "run", *settings())
+    words = ["--wait-s", "1", *certificates.trusting()]
+    ended = programs.client(server.address(), 0, tmp_path / "state", *words)
+    said = "the server speaks no TLS; leave --tls-ca out, or start the server with --tls-cert and --tls-key"
+    assert_one_line(ended, UNAVAILABLE, said)
+    assert_warned_once(ended, said)
+
+
+def test_a_certificate_for_another_name(tmp_path: Path, certificates: Certificates, programs: Programs) -> None:
+    server = programs.server(tmp_path / "run", *certificates.named("client-0"), *settings())
+    words = ["--wait-s", "1", *certificates.trusting()]
+    ended = programs.client(server.address(), 0, tmp_path / "state", *words)
+    said = "the server's certificate is not for 127.0.0.1; look at --server"
+    assert_one_line(ended, UNAVAILABLE, said)
+    assert_warned_once(ended, said)
 
 
 def test_a_certificate_of_another_client_is_refused(

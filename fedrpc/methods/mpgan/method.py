@@ -261,8 +261,9 @@ class GanMethod(Method[State, G]):
         for index, cohort in enumerate(shapes.cohorts):
             given |= {(level, client) for level in range(p.count_levels(index)) for client in cohort}
         sizes = [count_added_images(p.levels, level, shapes.num_examples[client]) for level, client in given]
-        cost.add("down", Kind.IMAGES, sum(sizes) * (4 * shapes.sample_floats + 8))
-        return cost.add("down", Kind.SCALARS, 8 * sum(size > 0 for size in sizes))
+        # At most: a pool below `min_pool` is not distributed.
+        cost.add("down", Kind.IMAGES, sum(sizes) * (4 * shapes.sample_floats + 8), at_most=True)
+        return cost.add("down", Kind.SCALARS, 8 * sum(size > 0 for size in sizes), at_most=True)
 
     def generate_pictures(self, state: State, env: Env[G], count: int, rng: np.random.Generator) -> Pictures:
         """Fresh images of each path, pictures of the training, and the images that clients were given."""

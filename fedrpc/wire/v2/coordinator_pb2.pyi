@@ -662,16 +662,24 @@ class Failure(_message.Message):
         DESCRIPTOR: _descriptor.EnumDescriptor
         CODE_UNSPECIFIED: Failure._Code.ValueType  # 0
         CODE_ERROR: Failure._Code.ValueType  # 1
-        """the client half raised"""
+        """the client could not answer; it may be able to when it is asked again"""
         CODE_ABSTAINED: Failure._Code.ValueType  # 2
         """the client chose not to answer (privacy budget)"""
+        CODE_MISTAKE: Failure._Code.ValueType  # 3
+        """the method's client half raised: it would do so again"""
+        CODE_DIVERGED: Failure._Code.ValueType  # 4
+        """the answer has NaN or infinity: it would have again"""
 
     class Code(_Code, metaclass=_CodeEnumTypeWrapper): ...
     CODE_UNSPECIFIED: Failure.Code.ValueType  # 0
     CODE_ERROR: Failure.Code.ValueType  # 1
-    """the client half raised"""
+    """the client could not answer; it may be able to when it is asked again"""
     CODE_ABSTAINED: Failure.Code.ValueType  # 2
     """the client chose not to answer (privacy budget)"""
+    CODE_MISTAKE: Failure.Code.ValueType  # 3
+    """the method's client half raised: it would do so again"""
+    CODE_DIVERGED: Failure.Code.ValueType  # 4
+    """the answer has NaN or infinity: it would have again"""
 
     CODE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int

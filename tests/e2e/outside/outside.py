@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedrpc.methods.cost import Cost, Shapes
 from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update, check_update
 from fedrpc.methods.method import ClientContext, Env, Loss, Params, Phase, Round, allowed, on
 from fedrpc.methods.mpgan.client import sample_real
@@ -222,3 +223,54 @@ class HandGan(ToyGan):
         ctx.store.put("discriminator", StoredDiscriminator(torch.from_numpy(slope.astype(np.float32))))
         losses = float(np.square(error).mean()), float(-np.log1p(-doubt).mean())
         return Feedback(torch.from_numpy(feedback).reshape(msg.images.shape), *losses)
+
+
+class FaultyParams(Params):
+    """Which mistake the author made."""
+
+    mistake: str = ""
+
+
+class Faulty(FedAvg):
+    """FedAvg whose author made a mistake: somewhere in the client half, in the server half, or in the formula."""
+
+    name = "faulty"
+    Params = FaultyParams
+
+    def init(self, env: Env) -> Global:
+        self._mistake = env.params.mistake
+        return super().init(env)
+
+    def check(self, env: Env) -> None:
+        if env.params.mistake == "check":
+            _look_up("bound")
+
+    async def round(self, state: Global, rnd: Round) -> Global:
+        if rnd.params.mistake == "server" and rnd.index == 1:
+            await rnd.compute(_look_up, "prototypes")
+        if rnd.params.mistake and rnd.index == 1 and Path(rnd.params.mistake).exists():  # until the test corrects it
+            _look_up("prototypes")
+        return await super().round(state, rnd)
+
+    def fit(self, ctx: ClientContext, msg: Global) -> Update:
+        if ctx.params.mistake == "client" and ctx.round == 1:
+            _multiply()
+        if ctx.params.mistake == "one client" and ctx.client == 0:
+            _multiply()
+        if ctx.params.mistake == "type":
+            return msg.weights  # type: ignore[return-value]
+        return super().fit(ctx, msg)
+
+    def cost(self, shapes: Shapes) -> Cost:
+        cost = super().cost(shapes)
+        if self._mistake == "formula":
+            cost.add("up", Kind.WEIGHTS, 4)
+        return cost
+
+
+def _look_up(name: str) -> str:
+    return {}[name]  # the server
+
+
+def _multiply() -> Tensor:
+    return nn.functional.linear(torch.zeros(2, 3), torch.zeros(4, 5))  # the client

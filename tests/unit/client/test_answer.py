@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedrpc.client.answer import Answerer
 from fedrpc.client.store import ClientStore, Kept
 from fedrpc.client.transport import Task
-from fedrpc.errors import Abstained, Cancelled, WireError
+from fedrpc.errors import Abstained, Cancelled, MethodFailed, WireError
 from fedrpc.methods.builtin import Candidate, ClientEvaluation
 from fedrpc.methods.cost import Cost, Shapes
 from fedrpc.methods.method import Method
@@ -174,7 +174,7 @@ def test_every_data_derived_kind_of_an_answer_has_a_row(desk):
 
 
 @pytest.mark.parametrize(
-    ("what", "error"), [("raise", RuntimeError), ("abstain", Abstained), ("wrong", TypeError), ("check", Cancelled)]
+    ("what", "error"), [("raise", RuntimeError), ("abstain", Abstained), ("wrong", MethodFailed), ("check", Cancelled)]
 )
 def test_an_answer_that_fails_leaves_nothing(desk, what, error):
     desk.stop.set()

@@ -30,13 +30,16 @@ from fedrpc.server.connection import Connection
 from fedrpc.server.mailbox import Mailbox, Missing
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import ServerContext, ServerRound
+from fedrpc.server.sockets import Sockets
 from fedrpc.server.spool import Spool
 from fedrpc.wire.frames import count_message_bytes
 from fedrpc.wire.ledger import LedgerFile, compare, group_by_client
+from fedrpc.wire.tcpinfo import Meter
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.fakes import CPU, asynchronous, problem_of
 
 WAIT_S = 30.0
+PEER = "ipv4:10.0.0.1:5000"
 
 
 class Aborted(Exception):
@@ -54,7 +57,7 @@ class Pipe:
         self._up: asyncio.Queue[Any] = asyncio.Queue()
         self._down: asyncio.Queue[Any] = asyncio.Queue()
         self.seen = {"up": 0, "down": 0}  # bytes of the frames that the server read and wrote
-        context = SimpleNamespace(read=self._read_up, write=self._write_down, abort=self._abort)
+        context = SimpleNamespace(read=self._read_up, write=self._write_down, abort=self._abort, peer=lambda: PEER)
         self.serving = asyncio.ensure_future(serve(None, context))
         self.serving.add_done_callback(lambda _: self._down.put_nowait(grpc.aio.EOF))
 
@@ -106,14 +109,15 @@ class Hub:
             problem, "run", self.mailbox, Spool(folder / "spool"), self.pool, self.pool, CPU, lambda *_: None
         )
         coordinator = cast(Any, SimpleNamespace(round=0))
-        self._servicer = Servicer(self.server, self.roster, coordinator, self.book, self.privacy, self.heads)
+        sockets = Sockets(Meter(0, local=True), max_connections=100)
+        self._servicer = Servicer(self.server, self.roster, coordinator, self.book, self.privacy, self.heads, sockets)
         self.pipes: list[Pipe] = []
         self.num_joins, self._joined = 0, {"up": 0, "down": 0}
 
     async def join(self, data: bytes, timeout: float) -> bytes:
         self.num_joins += 1
         try:
-            answer = await self._servicer.join(data, SimpleNamespace(auth_context=dict))
+            answer = await self._servicer.join(data, SimpleNamespace(auth_context=dict, peer=lambda: PEER))
         except FedrpcError as error:
             raise make_error(next(code for cls, code in STATUS if isinstance(error, cls)), str(error)) from None
         self._joined["up"] += count_message_bytes(len(data))

@@ -14,7 +14,7 @@ import torch
 
 from fedrpc.client import transport
 from fedrpc.client.transport import Failure, Receipt, SignedRows, Stream, Task
-from fedrpc.errors import FedrpcError, Unavailable, WireError
+from fedrpc.errors import Diverged, FedrpcError, MethodFailed, Unavailable, WireError
 from fedrpc.wire.codec import decode, encode
 from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import SMALL_BYTES, count_message_bytes, serialise_file
@@ -100,7 +100,13 @@ class Line:
 
     def __init__(self, heartbeat_s: float = 1000.0) -> None:
         self.call, self.pool = Call(), ThreadPoolExecutor(1)
-        self.stream = Stream(self.call, 1 << 30, heartbeat_s, self.pool, lambda error: FedrpcError(str(error)))
+        self.num_moved, self.step = 0, 0  # bytes by the kernel's count, and how many more each time that it is asked
+
+        def count() -> int:
+            self.num_moved += self.step
+            return self.num_moved
+
+        self.stream = Stream(self.call, 1 << 30, heartbeat_s, self.pool, lambda error: FedrpcError(str(error)), count)
         self.one, self.two = Recorder(0), Recorder(1)
         self.running: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -254,18 +260,27 @@ async def test_a_refused_result_raises_the_reason():
         assert wire.one.booked("up", aborted=True) == count(wire.call.sent[1:])
 
 
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (Failure("no"), pb.Failure.CODE_ERROR),
+        (Failure("no", abstained=True), pb.Failure.CODE_ABSTAINED),
+        (Failure("no", failed=MethodFailed), pb.Failure.CODE_MISTAKE),
+        (Failure("no", failed=Diverged), pb.Failure.CODE_DIVERGED),
+    ],
+)
 @asynchronous
-async def test_a_failure_says_why():
+async def test_a_failure_says_why(failure, code):
     async with line() as wire:
         question = Envelope("t", digest=b"asked", epoch=2)
-        sending = asyncio.create_task(wire.stream.send_failure(1, question, Failure("no budget", abstained=True)))
+        sending = asyncio.create_task(wire.stream.send_failure(1, question, failure))
         await until(lambda: wire.call.frames)
         [frame] = wire.call.frames
-        assert frame.envelope.failure == pb.Failure(code=pb.Failure.CODE_ABSTAINED, reason="no budget")
+        assert frame.envelope.failure == pb.Failure(code=code, reason="no")
         assert (frame.envelope.question, frame.envelope.epoch) == (b"asked", 2)
         wire.acknowledge()
         await sending
-        assert wire.one.booked("up", aborted=True) == 0
+        assert (wire.one.booked("up", aborted=True) == 0) == failure.abstained
 
 
 @asynchronous
@@ -370,5 +385,25 @@ async def test_a_client_sends_heartbeats_and_gives_up_a_server_that_misses_three
         await until(lambda: num_beats() == beats + 2)
         assert not wire.running.done()
         clock.advance(0.002)
+        with pytest.raises(Unavailable, match="silent"):
+            await wire.ended()
+
+
+@asynchronous
+async def test_a_server_is_not_silent_while_a_frame_is_on_its_way(monkeypatch):
+    """A frame of 1 MiB takes minutes on a slow link; bytes that hardly move are no sign of life."""
+    clock = Clock()
+    monkeypatch.setattr(transport, "time", clock)
+    async with line(heartbeat_s=0.01) as wire:
+        wire.step = 10  # 1000 bytes a second
+        for _ in range(5):
+            counted = wire.num_moved
+            await until(lambda counted=counted: wire.num_moved > counted + 10)
+            clock.advance(0.029)
+        assert not wire.running.done()
+        wire.step = 9
+        counted = wire.num_moved
+        await until(lambda: wire.num_moved > counted)
+        clock.advance(0.031)
         with pytest.raises(Unavailable, match="silent"):
             await wire.ended()

@@ -13,9 +13,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedrpc.cli import app
-from fedrpc.errors import ConfigError
+from fedrpc.errors import ConfigError, MethodFailed
+from fedrpc.report.formula import require_formulas
 from fedrpc.report.page import make_tiles, show_runs, write_page
-from fedrpc.report.table import format_size
+from fedrpc.report.table import format_size, print_summary
 from fedrpc.study.reading import read_run
 
 MakeRun = Callable[..., Path]
@@ -215,6 +216,28 @@ def test_measured_bytes_that_differ_from_the_formula_are_shown(make_run: MakeRun
     edit_summary(folder, bytes=part | {"predicted": part["predicted"] | {"total": part["predicted"]["total"] // 2}})
     tile = next(tile for tile in make_tiles(read_run(folder)) if tile.name == "overhead")
     assert "+100 % off the predicted" in tile.note
+
+
+def test_a_formula_that_does_not_hold_is_marked(make_run: MakeRun) -> None:
+    entry = {"direction": "up", "kind": "weights", "measured": 1200, "predicted": 1000}
+    folder = edit_summary(make_run(), formula={"not_compared": "", "differs": [entry]})
+    words = "differs from the formula: weights up: 1,200 measured, 1,000 predicted"
+    tile = next(tile for tile in make_tiles(read_run(folder)) if tile.name == "overhead")
+    assert (tile.note.endswith(f"formula: {words}"), tile.mood) == (True, "bad")
+    out = io.StringIO()
+    print_summary(dict(read_run(folder).summary), Console(file=out, width=200))
+    shown = out.getvalue()
+    assert words in shown
+    assert shown.count("predicted: differs from the formula") == 1
+    with pytest.raises(MethodFailed, match=words):
+        require_formulas([folder])
+
+
+def test_a_formula_that_was_not_compared_says_why(make_run: MakeRun) -> None:
+    folder = edit_summary(make_run(), formula={"not_compared": "clients did not answer", "differs": []})
+    tile = next(tile for tile in make_tiles(read_run(folder)) if tile.name == "overhead")
+    assert (tile.note.endswith("formula: not compared: clients did not answer"), tile.mood) == (True, "")
+    require_formulas([folder, make_run()])
 
 
 def test_kernel_counts_that_are_not_exact_say_why(make_run: MakeRun) -> None:

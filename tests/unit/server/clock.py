@@ -8,7 +8,6 @@ from types import ModuleType
 import pytest
 
 from fedrpc.server import connection, mailbox, roster
-from fedrpc.wire import receiving
 
 
 class Clock(ModuleType):
@@ -22,7 +21,7 @@ class Clock(ModuleType):
     def installed(cls, monkeypatch: pytest.MonkeyPatch) -> Clock:
         """A clock that the server's time limits go by."""
         clock = cls()
-        for module in (connection, mailbox, receiving, roster):
+        for module in (connection, mailbox, roster):
             monkeypatch.setattr(module, "time", clock)
         return clock
 

@@ -28,6 +28,7 @@ from fedrpc.wire.ledger import Attempt, LedgerFile
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.chain import Chain
 from tests.fakes import CPU, frames_of, received, task_of
+from tests.unit.server.clock import Clock
 from tests.unit.wire.messages import One
 
 WAIT_S = 10.0
@@ -104,7 +105,8 @@ class ClientEnd:
         self.written: list[bytes] = []
         self.reading = asyncio.Event()  # cleared, the client reads nothing
         self.reading.set()
-        self.connection = Connection(desk, self._read, self._write)
+        self.counted: tuple[int, int] | None = None  # bytes (sent, received) by the kernel's count, if it tells
+        self.connection = Connection(desk, self._read, self._write, lambda: self.counted)
         self.running = asyncio.ensure_future(self.connection.run())
 
     async def _read(self) -> bytes | None:
@@ -210,6 +212,15 @@ async def until(holds: Any) -> None:
     async with asyncio.timeout(WAIT_S):
         while not holds():
             await asyncio.sleep(0)
+
+
+def pass_time(clock: Clock, seconds: float, *streams: ClientEnd) -> None:
+    """Lets time pass, while the server looks at these streams every second."""
+    while seconds > 0:
+        clock.advance(min(1.0, seconds))
+        seconds -= 1
+        for stream in streams:
+            stream.connection.check_idle(clock.monotonic())
 
 
 async def linger() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedrpc.errors import DiskFull, Unavailable
+from fedrpc.errors import AnswerRefused, DiskFull, Unavailable
 from fedrpc.methods.phases import Phase
 from fedrpc.server.mailbox import Missing
 from fedrpc.server.question import Expectation, Question
@@ -18,7 +18,7 @@ from fedrpc.server.spool import read_reply
 from fedrpc.wire.codec import decode
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.fakes import asynchronous, task_of
-from tests.unit.server.streams import LARGE, SMALL, Gate, linger, office, until
+from tests.unit.server.streams import LARGE, SMALL, Gate, linger, office, pass_time, until
 from tests.unit.wire.messages import One, same
 
 
@@ -174,7 +174,7 @@ async def test_a_result_of_another_layout_ends_its_task_before_its_bytes_come(tm
         frame = await stream.receive()
         assert frame.receipt.status == pb.Receipt.STATUS_REFUSED
         assert "'value' tensor '': expected (torch.float32, (2,)), got" in frame.receipt.reason
-        assert task.outcome.result() == Missing(frame.receipt.reason)
+        assert task.outcome.result() == Missing(frame.receipt.reason, failed=AnswerRefused)
         assert not list((tmp_path / "spool").glob("*/*")), "nothing of it was kept"
         stream.send(stream.frames(task, message)[0])
         assert await stream.receive_receipt() == ("LATE", task.task_id)
@@ -272,26 +272,25 @@ async def test_a_cancel_while_chunks_wait_for_the_disk_leaves_the_stream_whole(t
 @asynchronous
 async def test_an_upload_that_stalls_is_aborted_but_not_while_it_waits_for_its_grant(tmp_path, clock):
     async with office(tmp_path, transfers=1, transfer_idle_s=60, heartbeat_s=1000) as desk:
-        one, two = await desk.connect(0), await desk.connect(1)
-        tasks = [desk.post(0), desk.post(1)]
-        for stream in (one, two):
-            await stream.receive_task()
-        chunks = await one.upload(tasks[0])
-        two.send(two.frames(tasks[1], LARGE)[0])
-        await until(lambda: tasks[1].receiving)
-        clock.advance(60)
-        one.send(chunks[0])
-        await until(lambda: len(one.was_read) == 3)
-        clock.advance(60)
-        for stream in (one, two):
-            stream.connection.check_idle(clock.monotonic())
-        assert (one.running.done(), two.running.done()) == (False, False)
-        clock.advance(0.1)
-        for stream in (one, two):
-            stream.connection.check_idle(clock.monotonic())
-        with pytest.raises(Unavailable, match="sent nothing for 60 s"):
-            await one.ended()
-        assert (await two.receive()).grant.task_id == tasks[1].task_id
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive_task()
+        head, *chunks = stream.frames(task, LARGE)
+        async with desk.desk.receiving:
+            stream.send(head)
+            await until(lambda: task.receiving)
+            pass_time(clock, 100, stream)
+            assert not task.stalled
+        assert (await stream.receive()).grant.task_id == task.task_id
+        pass_time(clock, 50, stream)
+        stream.send(chunks[0])
+        await until(lambda: len(stream.was_read) == 3)
+        pass_time(clock, 61, stream)
+        await linger()
+        assert not stream.running.done()
+        pass_time(clock, 0.1, stream)
+        with pytest.raises(Unavailable, match="sent less than 1000 bytes a second on average over 60 s"):
+            await stream.ended()
 
 
 @asynchronous

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import sys
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
-from fedrpc.wire.tcpinfo import Meter, list_connections
+from fedrpc.wire.tcpinfo import Meter, list_connections, shut_connections
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="TCP_INFO as read here is Linux's")
 
@@ -86,3 +88,51 @@ def test_a_reading_does_not_hold_the_connection_open(listener):
         client.close()
         server.settimeout(10)
         assert server.recv(1) == b""
+
+
+def test_closed_connections_are_not_remembered_one_by_one(listener):
+    meter = Meter(listener.getsockname()[1], local=True)
+    for _ in range(5):
+        with pair(listener) as (client, server):
+            send(client, server, 10)
+            meter.read()
+    assert meter.read() == (0, 50)
+    assert meter.open == {}
+    assert meter.note.startswith("5 connections closed")
+
+
+def test_a_connection_can_be_shut_by_its_inode_and_the_others_stay(listener):
+    with pair(listener) as (one, one_server), pair(listener) as (two, two_server):
+        [found] = [c for c in list_connections() if c.peer_port == one.getsockname()[1]]
+        assert found.peer_host == "127.0.0.1"
+        shut_connections({found.inode})
+        for end in (one, one_server):
+            end.settimeout(10)
+            assert end.recv(1) == b""
+        send(two, two_server, 10)
+        shut_connections({found.inode})
+
+
+def test_without_a_file_left_the_counters_stay_as_they_were(listener):
+    meter = Meter(listener.getsockname()[1], local=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with pair(listener) as (client, server):
+        send(client, server, 10)
+        assert meter.read() == (0, 10)
+        send(client, server, 10)
+        # No file can be opened any more: every number below the limit is taken.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(_find_free_number(), soft), hard))
+        try:
+            with structlog.testing.capture_logs() as lines:
+                assert [meter.read(), meter.read()] == [(0, 10)] * 2
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert [line["event"] for line in lines] == ["cannot_read_counters"], "it is said once"
+        assert meter.read() == (0, 20)
+        assert meter.note == ""
+
+
+def _find_free_number() -> int:
+    fd = os.dup(0)
+    os.close(fd)
+    return fd
