@@ -160,7 +160,8 @@ def _unseal(path: Path, *, from_disk: bool = False) -> dict[str, Any]:
 
 
 def _hash_values(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    """Hashes values as they are after JSON, which makes texts of numbers that are keys, and sorts them otherwise."""
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(values)), sort_keys=True).encode()).hexdigest()
 
 
 def _hash_file(path: Path, *, from_disk: bool) -> str:

@@ -47,6 +47,15 @@ def test_what_is_owed_comes_back(folder):
     assert kept.load() == owing
 
 
+def test_records_may_have_whatever_json_takes(folder):
+    row = {"event": "round_finished", 2: 0.1, 10: float("nan"), "1": [None, True, {"ε": 1e-300}], 3.5: "x"}
+    kept = CheckpointFolder(folder)
+    kept.save(dataclasses.replace(checkpoint(2), records=[row]))
+    found = kept.load()
+    assert found is not None
+    assert list(found.records[0]) == ["event", "2", "10", "1", "3.5"]
+
+
 def test_a_run_that_has_begun_has_no_checkpoint_yet_and_its_id(folder):
     CheckpointFolder(folder, "run-1").begin()
     assert CheckpointFolder(folder).load() is None
