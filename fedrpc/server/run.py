@@ -42,6 +42,7 @@ from fedrpc.tls.credentials import ServerTls
 from fedrpc.wire.ledger import EVALUATE, LedgerFile
 from fedrpc.wire.tcpinfo import Meter
 
+_BEFORE_BEGIN = ("lock", "config.toml.tmp")  # a kill may leave them alone
 _SINCE_BEGIN = ("partition.json", "ledger.partial.jsonl", "ledger.jsonl", "records.jsonl", "spool", "summary.json")
 _TICK_S = 0.2  # how often time limits are looked at
 _RETURN_S = 10.0  # how long to wait for clients that were not told of the end; they try again every few seconds
@@ -69,7 +70,7 @@ def lock(out: Path) -> IO[str]:
     """Locks the run directory for this process; raises Unavailable while another server holds it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if not (out / "config.toml").exists() and any(path.name != "lock" for path in out.iterdir()):
+        if not (out / "config.toml").exists() and any(path.name not in _BEFORE_BEGIN for path in out.iterdir()):
             raise ConfigError(f"{out} is not empty and holds no run; choose another --out")
         held = (out / "lock").open("w")
     except OSError as error:
@@ -103,13 +104,13 @@ def _claim(out: Path, config: RunConfig) -> str:
             found = list_differences(old, config)
             apart = "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
             raise ConfigError(f"{out} holds another run ({apart}); choose another --out, or remove it")
-    folder = CheckpointFolder(out / "checkpoints")
     if not is_begun:
         write_durably(kept, to_toml(config))
         run_id = f"{config.hash}-{uuid.uuid4().hex[:8]}"
         CheckpointFolder(out / "checkpoints", run_id).begin()
         write_durably(named, run_id)
         return run_id
+    folder = CheckpointFolder(out / "checkpoints")
     run_id = folder.read_run_id()
     if not run_id:
         raise Damaged(f"{out / 'checkpoints'} has no manifest.json beside the rest of the run; {RESTORE}")
