@@ -407,8 +407,10 @@ class Coordinator:
             theirs[client] = ledger.parse_rows(answer.rows, client, 2 * len(ours[client]) + _MORE_ROWS)
 
         async for reply in rnd.ask(LEDGER, question, inspect=parse):
-            interrupted = self._was_resumed or self._roster.has_rejoined(reply.client)
-            found = ledger.compare(ours[reply.client], theirs.pop(reply.client), interrupted=interrupted)
+            resumed = self._was_resumed
+            interrupted = resumed or self._roster.has_rejoined(reply.client)
+            mine, other = ours[reply.client], theirs.pop(reply.client)
+            found = ledger.compare(mine, other, interrupted=interrupted, resumed=resumed)
             for name, value in found.items():
                 sums[name] += value
         if sums["differing"]:

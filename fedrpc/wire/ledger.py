@@ -435,7 +435,7 @@ def group_by_client(rows: Mapping[Key, Sums]) -> dict[int, Rows]:
     return groups
 
 
-def compare(server: Rows, client: Rows, *, interrupted: bool = False) -> dict[str, int]:
+def compare(server: Rows, client: Rows, *, interrupted: bool = False, resumed: bool = False) -> dict[str, int]:
     """Compares both sides' rows of one client's completed attempts; the session is left out.
 
     Rows that only one side has (it saw them aborted, or was killed before it wrote them) are counted, not compared.
@@ -443,15 +443,19 @@ def compare(server: Rows, client: Rows, *, interrupted: bool = False) -> dict[st
     Args:
         interrupted: The client's stream broke and came back. What was under way then may be complete for the server
             alone, so a row of several messages of which the client has less counts as the server's alone, too.
+        resumed: The server was killed and came back. It books a question when it is sent, so the last one may be
+            complete for the client alone.
     """
     ours, theirs = _select_completed(server), _select_completed(client)
     both = ours.keys() & theirs.keys()
     short = {key for key in both if interrupted and theirs[key].is_less_than(ours[key])}
+    lost = {key for key in both if resumed and key.direction == "down" and ours[key].is_less_than(theirs[key])}
+    compared = both - short - lost
     return {
-        "compared": len(both - short),
-        "differing": sum(ours[key] != theirs[key] for key in both - short),
+        "compared": len(compared),
+        "differing": sum(ours[key] != theirs[key] for key in compared),
         "only_server": len(ours.keys() - both) + len(short),
-        "only_client": len(theirs.keys() - both),
+        "only_client": len(theirs.keys() - both) + len(lost),
     }
 
 

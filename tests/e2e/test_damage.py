@@ -96,7 +96,15 @@ def config() -> Iterator[RunConfig]:
         patch.setitem(MODELS._items, NAME, lambda shape, num_classes: tiny())
         train = {"epochs": 1, "batch_size": 8, "lr": 0.05}
         yield build(
-            {"method": "scaffold", "server_optimizer": "adam", "model": NAME, "clients": 2, "rounds": 3, "seed": 3}
+            {
+                "method": "scaffold",
+                "server_optimizer": "adam",
+                "model": NAME,
+                "clients": 2,
+                "parallel": 1,
+                "rounds": 3,
+                "seed": 3,
+            }
             | {"train_size": 40, "train": train, "limits": {"join_s": 20.0, "grace_s": 0.5}}
         )
 

@@ -494,7 +494,17 @@ def test_what_was_under_way_when_a_stream_broke_is_the_servers_alone():
         "only_server": 1,
         "only_client": 0,
     }
-    assert compare(theirs, ours, interrupted=True)["differing"] == 1, "more than the server has is never explained"
+    assert compare(theirs, ours, interrupted=True)["differing"] == 1, (
+        "more than the server has is not explained by that"
+    )
+
+
+def test_the_last_question_before_a_kill_of_the_server_may_be_the_clients_alone():
+    keys = [Key(0, "step", "images", direction, 1, 0) for direction in ("down", "up")]
+    for key in keys:
+        found = compare({key: Sums(20, 24, 2)}, {key: Sums(30, 36, 3)}, interrupted=True, resumed=True)
+        lost = key.direction == "down"  # an answer is booked before the client hears of it
+        assert (found["only_client"], found["differing"]) == ((1, 0) if lost else (0, 1))
 
 
 # What a client says of its ledger
