@@ -29,8 +29,9 @@ class Chain:
 
     def release(self, envelope: pb.Envelope) -> pb.PrivacyRows:
         """Appends the rows for a result's parts, unless they are there; returns the whole chain, signed."""
-        # Whatever the envelope says: a row of a round that cannot be is refused, and with it all that follow.
-        where = {"client": self.client, "round": 0, "phase": envelope.phase, "step": 0}
+        # A row of a round that cannot be is refused, and with it all that follow.
+        index, step = (envelope.round, envelope.step) if abs(envelope.round) < 1000 else (0, 0)
+        where = {"client": self.client, "round": index, "phase": envelope.phase, "step": step}
         task = envelope.task_id[:40] if envelope.task_id.isprintable() else "x"
         where |= {"task": task, "answer": envelope.digest.hex()}
         parts = [part for part in envelope.parts if part.kind not in NOT_DATA_DERIVED]

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor, nn
 
 from fedrpc.aggregation.mean import WeightedMean
-from fedrpc.errors import ConfigError, QuorumError
+from fedrpc.errors import AnswerRefused, ConfigError
 from fedrpc.methods import fedzdac
 from fedrpc.methods.blocks.zero_shot import Inversion, build_privacy_record
 from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
@@ -175,7 +175,7 @@ def test_updates_without_batchnorms_buffers_are_refused(method):
             kept = {name: value for name, value in update.weights.items() if "running" not in name}
             return Update(kept, update.num_examples, update.losses)
 
-    with pytest.raises(QuorumError, match=r"0 of 4 clients answered.*running_mean': expected .*float32.*, got None"):
+    with pytest.raises(AnswerRefused, match=r"0 of 4 clients answered.*running_mean': expected .*float32.*, got None"):
         run_in_memory(problem_of(Bare, params=NEVER), 1)
 
 

@@ -56,22 +56,22 @@ def test_a_method_knows_the_phases_that_it_answers():
 
 
 def test_a_subclass_inherits_phases_and_may_override_answers():
-    other = Phase("other", Ask, Say)
+    other, mine, said = Phase("other", Ask, Say), Update({}, 1, torch.zeros(1)), Say(torch.zeros(1))
 
     class Sub(FedAvg):
         name = "sub"
 
         def fit(self, ctx, msg):
-            return "mine"
+            return mine
 
         @on(other)
         def speak(self, ctx, msg):
-            return "other"
+            return said
 
     assert set(Sub.phases) == {"fit", "other"}
     assert set(FedAvg.phases) == {"fit"}
-    assert Sub().answer("fit", None, None) == "mine"
-    assert Sub().answer("other", None, None) == "other"
+    assert Sub().answer("fit", None, None) is mine
+    assert Sub().answer("other", None, None) is said
 
 
 def test_a_subclass_may_ask_a_phase_of_the_same_name_with_other_messages():

@@ -271,10 +271,12 @@ def test_equal_trainings_of_an_answer_are_one_entry_of_its_row() -> None:
     assert [sorted(row["history"]) for row in weights] == [[[1.0, 0.125, 40], [1.0, 0.25, 40]]]
 
 
-def test_an_answer_with_too_many_different_trainings_fails_before_anything_is_committed() -> None:
+def test_many_different_trainings_of_an_answer_are_charged_no_less_than_they_cost() -> None:
     assert len(play_many(range(1, 65)).released[0]["history"]) == 64
-    with pytest.raises(ConfigError, match="phase 'fit' trained with 65 different sampling rates"):
-        play_many(range(1, 66))
+    claimed = tuple((noise, rate, steps) for noise, rate, steps in play_many(range(1, 66)).released[0]["history"])
+    exact = tuple((1.0, 1 / size, 1) for size in range(1, 66))
+    assert len(claimed) <= 64, "more is more than a row holds"
+    assert compute_epsilon(exact, 1e-5) <= compute_epsilon(claimed, 1e-5) < 2 * compute_epsilon(exact, 1e-5)
 
 
 def test_training_that_stays_at_the_client_is_charged_when_it_is_done() -> None:
