@@ -21,7 +21,7 @@ def default_state_dir() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "fedrpc"
 
 
-_INSTANCE = re.compile("[0-9a-f]{32}")
+_INSTANCE = re.compile("[0-9A-Za-z_-]{1,100}")
 _PATIENCE_S = 5.0  # a process that was killed takes 1.4 s to let go of its lock on a busy machine (load 16)
 
 
@@ -48,13 +48,21 @@ class Identity:
                 f"client {client} is already running with the state folder {state_dir}; "
                 "stop it, or choose another --client-id or --state-dir"
             )
+        try:
+            self.instance = self._load_instance()
+            self.signer = signer or self._load_signer()
+        except BaseException:
+            self.release()
+            raise
+
+    def _load_instance(self) -> str:
         path = self.folder / "instance"
         if not path.exists():
             write_atomically(path, uuid.uuid4().hex)
-        self.instance = path.read_bytes().decode(errors="replace").strip()
-        if not _INSTANCE.fullmatch(self.instance):
-            raise Damaged(f"{path} is damaged: expected 32 hexadecimal digits, got {self.instance!r:.60}; remove it")
-        self.signer = signer or self._load_signer()
+        found = path.read_bytes().decode(errors="replace").strip()
+        if not _INSTANCE.fullmatch(found):
+            raise Damaged(f"{path} is damaged: expected letters and digits, got {found!r:.60}; remove it")
+        return found
 
     def _load_signer(self) -> Signer:
         path = self.folder / "signing.key"

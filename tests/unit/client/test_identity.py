@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedrpc.client.identity import Identity, default_state_dir
-from fedrpc.errors import ConfigError, Taken
+from fedrpc.errors import ConfigError, Damaged, Taken
 
 
 def test_a_client_is_the_same_after_a_restart(tmp_path):
@@ -22,6 +22,14 @@ def test_a_client_is_the_same_after_a_restart(tmp_path):
     assert again.instance == instance
     assert len(instance) == 32
     again.release()
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"a b", b"a\x00b"])
+def test_a_damaged_instance_is_one_line(tmp_path, data):
+    Identity(tmp_path, 3).release()
+    (tmp_path / "3" / "instance").write_bytes(data)
+    with pytest.raises(Damaged, match=r"instance is damaged: .*; remove it"):
+        Identity(tmp_path, 3)
 
 
 def test_every_client_and_every_folder_has_its_own_instance(tmp_path):
