@@ -4,9 +4,11 @@ FedrpcError                      1
 ├── ConfigError                 78  an option, a file or a value is wrong (EX_CONFIG): no retry helps
 │   ├── UnknownName             78  a name that is not registered; suggests the nearest one
 │   ├── DataError               78  a data set is missing or malformed
+│   ├── Damaged                 78  a file of a run was changed, cut or removed
 │   └── Refused                 78  the server refused this client for good
 ├── Unavailable                 75  the server or a port is not available now (EX_TEMPFAIL): retry
 │   └── QuorumError             75  too few clients answered a phase
+├── DiskFull                    75  a file cannot be written (EX_TEMPFAIL): free space, then run it again
 ├── Taken                       75  another live client has this id (EX_TEMPFAIL): retry when it has ended
 ├── WireError                   76  bytes that break the wire contract (EX_PROTOCOL)
 ├── MethodFailed                70  the method's own code failed (EX_SOFTWARE): no retry helps until it is corrected
@@ -67,6 +69,21 @@ class Unavailable(FedrpcError):
 
 class QuorumError(Unavailable):
     """Too few clients answered a phase in time."""
+
+
+class DiskFull(FedrpcError):
+    """A file cannot be written now; what was acknowledged before is safe. Not Unavailable: trying again does not help.
+
+    Between a launcher and the clients that it forked the exit code is `code_of_child`, so that it ends the run instead
+    of starting them again.
+    """
+
+    exit_code = 75
+    code_of_child = 74  # EX_IOERR
+
+
+class Damaged(ConfigError):
+    """A file that fedrpc wrote was changed, cut or removed since."""
 
 
 class Taken(FedrpcError):

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn
 
-from fedrpc.errors import FedrpcError
+from fedrpc.errors import DiskFull, FedrpcError
 
 _PR_SET_PDEATHSIG = 1
 _M_MMAP_THRESHOLD = -3  # malloc.h
@@ -154,15 +154,20 @@ def run_async(main: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(guarded())
 
 
-def exit_code_of(work: Callable[[], Any]) -> int:
-    """Runs `work`; a mistake of the user's becomes one line on standard error and an exit code, never a traceback."""
+def exit_code_of(work: Callable[[], Any], *, is_child: bool = False) -> int:
+    """Runs `work`; a mistake of the user's becomes one line on standard error and an exit code, never a traceback.
+
+    Args:
+        is_child: Whether this process was forked by one that decides what becomes of it by the code.
+    """
     try:
         work()
         return 0
     except FedrpcError as error:
         if str(error):  # otherwise another process has said it already
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+            with contextlib.suppress(OSError):  # the log may be on the disk that is full
+                print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.code_of_child if is_child and isinstance(error, DiskFull) else error.exit_code
     except Stopped as stopped:
         return stopped.exit_code
     except KeyboardInterrupt:

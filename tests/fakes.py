@@ -174,10 +174,12 @@ class InMemoryClients:
 
     Args:
         folder: Where the stores are; the same folder again is the same clients after a restart.
-        on_booked: Told of every row that both ledgers get.
+        on_booked: Told of the rows of every message that comes whole, and of its task.
     """
 
-    def __init__(self, problem: Problem, folder: Path, on_booked: Callable[[Rows], None] = lambda _: None) -> None:
+    def __init__(
+        self, problem: Problem, folder: Path, on_booked: Callable[[Rows, str], None] = lambda *_: None
+    ) -> None:
         self._problem, self._folder, self.on_booked = problem, folder, on_booked
         self._open: dict[ClientId, tuple[ClientStore, Answerer]] = {}
         self.rows: Rows = {}  # the server's ledger
@@ -209,17 +211,17 @@ class InMemoryClients:
         self.asked.append((task.round, task.phase, task.step, task.client))
         down = Attempt(task.round, task.phase, "down", task.client, task.attempt)
         delivered = received(frames_of(question, payload, task.attempt), down)
-        self._book(task.client, down.close())
+        self._book(task, down.close())
         envelope, answer = load_payload(self._client(task.client)[1].answer(delivered, threading.Event()))
         up = Attempt(task.round, task.phase, "up", task.client, self.store(task.client).next_attempt(task.task_id))
         received(frames_of(envelope, answer), up, into)
-        self._book(task.client, up.close())
+        self._book(task, up.close())
         return into
 
-    def _book(self, client: ClientId, rows: Rows) -> None:
+    def _book(self, task: Task, rows: Rows) -> None:
         merge(self.rows, rows)
-        self.store(client).book(rows)
-        self.on_booked(rows)
+        self.store(task.client).book(rows)
+        self.on_booked(rows, task.task_id)
 
     def released(self) -> list[dict[str, Any]]:
         """Every client's privacy rows."""

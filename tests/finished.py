@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from fedrpc.config import to_toml
 from fedrpc.data.partition_summary import summarize_partition
+from fedrpc.files import CHECKSUMS
 from fedrpc.privacy.heads import HEADS_FILE, HeadsFile
 from fedrpc.privacy.ledger import GENESIS, PrivacyFile, hash_row
 from fedrpc.privacy.signing import Signer
@@ -116,6 +117,7 @@ def forge(folder: Path, change: Change) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     summary["privacy"] = summarise(rows, summary["privacy"]["delta"])
     (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / CHECKSUMS).unlink(missing_ok=True)
     sign_rows(folder)
 
 

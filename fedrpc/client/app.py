@@ -23,6 +23,8 @@ from fedrpc.device import choose
 from fedrpc.errors import (
     Abstained,
     Cancelled,
+    Damaged,
+    DiskFull,
     FedrpcError,
     MethodFailed,
     Refused,
@@ -269,8 +271,8 @@ class ClientApp:
     async def _answer(self, member: Member, task: Task) -> Kept | Failure:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, member.answer, task)
-        except Cancelled:
-            raise
+        except (Cancelled, DiskFull, Damaged):
+            raise  # a reason would not help: without its store this client has no answer to anything
         except Abstained as error:
             self._log.warning("abstained", client=member.client, phase=task.envelope.phase, why=str(error))
             return Failure(str(error)[:500], abstained=True)

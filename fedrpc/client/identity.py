@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
 import uuid
 from pathlib import Path
 from typing import IO
 
-from fedrpc.errors import ConfigError, Refused
+from fedrpc.errors import ConfigError, Damaged, Taken
+from fedrpc.files import write_atomically
 from fedrpc.privacy.signing import Signer
 
 
@@ -19,7 +21,8 @@ def default_state_dir() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "fedrpc"
 
 
-_PATIENCE_S = 1.0  # a process that was killed takes a moment to let go of its lock
+_INSTANCE = re.compile("[0-9A-Za-z_-]{1,100}")
+_PATIENCE_S = 5.0  # a process that was killed takes 1.4 s to let go of its lock on a busy machine (load 16)
 
 
 class Identity:
@@ -41,15 +44,25 @@ class Identity:
             raise ConfigError(f"cannot write {error.filename}: {error.strerror}; choose another --state-dir") from None
         if not self._try_to_lock():
             self._lock.close()
-            raise Refused(
+            raise Taken(
                 f"client {client} is already running with the state folder {state_dir}; "
                 "stop it, or choose another --client-id or --state-dir"
             )
+        try:
+            self.instance = self._load_instance()
+            self.signer = signer or self._load_signer()
+        except BaseException:
+            self.release()
+            raise
+
+    def _load_instance(self) -> str:
         path = self.folder / "instance"
         if not path.exists():
-            path.write_text(uuid.uuid4().hex)
-        self.instance = path.read_text().strip()
-        self.signer = signer or self._load_signer()
+            write_atomically(path, uuid.uuid4().hex)
+        found = path.read_bytes().decode(errors="replace").strip()
+        if not _INSTANCE.fullmatch(found):
+            raise Damaged(f"{path} is damaged: expected letters and digits, got {found!r:.60}; remove it")
+        return found
 
     def _load_signer(self) -> Signer:
         path = self.folder / "signing.key"

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedrpc.errors import ConfigError
-from fedrpc.files import sync
+from fedrpc.errors import Damaged
+from fedrpc.files import explain_full, sync
 from fedrpc.privacy.accountant import choose_larger
 from fedrpc.privacy.ledger import parse_history
 from fedrpc.privacy.mechanisms import Histories, History, add_histories
@@ -50,7 +50,7 @@ def read_spending(path: Path) -> dict[str, DataSpending]:
     """Reads a client's file, by the data set's digest; a last line that a crash tore is left out.
 
     Raises:
-        ConfigError: Another line cannot be read: leaving it out would forget what was spent.
+        Damaged: Another line cannot be read: leaving it out would forget what was spent.
     """
     found: dict[str, DataSpending] = {}
     for number, line in enumerate(_read_whole_lines(path), start=1):
@@ -59,7 +59,7 @@ def read_spending(path: Path) -> dict[str, DataSpending]:
             data = found.setdefault(row["dataset"], DataSpending(row["name"]))
             _apply(data.runs[row["run"]], row)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(
+            raise Damaged(
                 f"{path}, line {number} cannot be read ({error}), so what this client has spent is not known; "
                 "mend the line"
             ) from None
@@ -138,7 +138,7 @@ class SpendingFile:
             return
         row = {"dataset": self._dataset, "name": self.name, "run": self._run} | values
         is_new = not self._path.exists()
-        with self._path.open("ab") as file:
+        with explain_full(self._path), self._path.open("ab") as file:
             if not self._is_whole:
                 file.truncate(sum(map(len, _read_whole_lines(self._path))))
             self._is_whole = False

@@ -6,25 +6,28 @@ answer, so an answer can be undone with all later ones; versions before a durabl
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedrpc import log
 from fedrpc.client.byte_ledger import ByteLedger
-from fedrpc.errors import Refused, WireError
-from fedrpc.files import sync, write_atomically, write_durably
+from fedrpc.client.integrity import WriteMark, explain_sqlite, report_damage, seal
+from fedrpc.errors import Damaged, Refused, WireError
+from fedrpc.files import explain_full, sync, write_atomically, write_durably
 from fedrpc.privacy.accountant import choose_larger, compute_epsilon
 from fedrpc.privacy.ledger import GENESIS, TAKEN_OVER, Release, hash_row, parse_history, read_histories
 from fedrpc.privacy.mechanisms import Histories, History, add_histories
 from fedrpc.wire import stored
 from fedrpc.wire.codec import Payload
-from fedrpc.wire.envelope import Envelope
+from fedrpc.wire.envelope import Envelope, build_envelope
 from fedrpc.wire.frames import check_digest, fits_frame, load_payload, serialise_file, write_file
 from fedrpc.wire.ledger import Rows
 
@@ -37,15 +40,24 @@ _MAX_ROWS_BYTES = 1 << 20
 _DELTA = 1e-5  # for comparing two histories; any value would do
 _ADOPTED = "adopted"  # the key of what the server said of a chain, in place of the row that its head belongs to
 
+_VERSION = 2  # of the tables
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER);
 INSERT OR IGNORE INTO meta VALUES (1, 0);
-CREATE TABLE IF NOT EXISTS entries (key TEXT, number INTEGER, epoch INTEGER, value BLOB, PRIMARY KEY (key, number));
-CREATE TABLE IF NOT EXISTS answers (task TEXT PRIMARY KEY, number INTEGER, epoch INTEGER, question BLOB,
-                                    attempts INTEGER);
+CREATE TABLE IF NOT EXISTS entries (key TEXT, number INTEGER, epoch INTEGER, value BLOB, sha256 BLOB, seal BLOB,
+                                    PRIMARY KEY (key, number));
+CREATE TABLE IF NOT EXISTS answers (task TEXT PRIMARY KEY, number INTEGER, epoch INTEGER, question BLOB, envelope BLOB,
+                                    seal BLOB, attempts INTEGER);
 CREATE TABLE IF NOT EXISTS bodies (number INTEGER PRIMARY KEY, data BLOB);
-CREATE TABLE IF NOT EXISTS privacy (number INTEGER PRIMARY KEY, row TEXT, hash BLOB);
+CREATE TABLE IF NOT EXISTS privacy (number INTEGER PRIMARY KEY, row TEXT, hash BLOB, seal BLOB);
 """
+# What each row's seal is of; a small value is not read for it, but checked when it is used.
+_SEALED = (
+    "SELECT key, number, epoch, iif(typeof(value) = 'text', value, NULL), sha256, seal FROM entries",
+    "SELECT task, number, epoch, question, envelope, seal FROM answers",
+    "SELECT number, row, hash, seal FROM privacy",
+)
+_UNSEALED = ("SELECT number FROM meta", "SELECT number, data FROM bodies", "SELECT attempts FROM answers")
 
 
 class Transaction:
@@ -70,34 +82,44 @@ class Transaction:
         self.writes[key] = None
 
 
-def _is_whole(kept: Kept) -> bool:
+def _hash_envelope(envelope: Envelope) -> bytes:
+    return hashlib.sha256(build_envelope(envelope).SerializeToString()).digest()
+
+
+def _is_whole(kept: Kept, expected: bytes) -> bool:
     try:
         envelope, payload = load_payload(kept)
         check_digest(envelope, [views[0] if views else memoryview(b"") for views in payload.buffers])
     except (OSError, WireError):
         return False  # lost in a power cut, since not every answer is synced; it is computed again
-    return True
+    return _hash_envelope(envelope) == expected
 
 
 class ClientStore:
-    """One client's store in one folder."""
+    """One client's store in one folder.
+
+    Raises:
+        Damaged: It was changed, or has lost values that the client stored.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._answers = folder / "answers"
         self._values = folder / "values"
         for path in (self._answers, self._values):
-            path.mkdir(parents=True, exist_ok=True)
+            with explain_full(path):
+                path.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()  # the training thread and the event loop share the store
         self._path = folder / "store.db"
+        self._mark = WriteMark(folder / "store.mark")
         # A store is created without waiting for the disk. Until its file is synced, which the first row with a cost
         # waits for, a power cut can only take what was not synced anyway, and at worst all of it.
         self._is_synced = False
         try:
             self._db = self._open_database()
-        except sqlite3.DatabaseError as error:
-            if type(error) is not sqlite3.DatabaseError:  # it is locked, or the disk fails: that is another matter
+        except Damaged as error:
+            if self._mark.number:
                 raise
-            # Torn by a power cut: the server's copy of the privacy rows is adopted.
+            # Without values it can be done without: the server's copy of the privacy rows is adopted.
             log.get("store").warning("store_torn", error=str(error), kept_as=f"torn-{self._path.name}")
             for path in folder.glob("store.db*"):
                 path.replace(folder / f"torn-{path.name}")
@@ -111,35 +133,80 @@ class ClientStore:
 
     def _open_database(self) -> sqlite3.Connection:
         is_new = not self._path.exists()
-        db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
-        try:
-            if is_new:
-                db.execute("PRAGMA synchronous=OFF")
-            db.execute("PRAGMA journal_mode=WAL")
-            db.executescript(f"BEGIN; {_SCHEMA} COMMIT; PRAGMA synchronous=NORMAL;")
-            return db
-        except sqlite3.DatabaseError:
-            db.close()
-            raise
+        with explain_sqlite(self._path, checking=not is_new):
+            db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
+            try:
+                if is_new:
+                    db.execute("PRAGMA synchronous=OFF")
+                    db.execute(f"PRAGMA user_version={_VERSION}")
+                db.execute("PRAGMA journal_mode=WAL")
+                if not is_new:
+                    self._check_database(db)
+                db.executescript(f"BEGIN; {_SCHEMA} COMMIT; PRAGMA synchronous=NORMAL;")
+                self._check_number(db)
+                return db
+            except BaseException:
+                db.close()
+                raise
+
+    def _check_database(self, db: sqlite3.Connection) -> None:
+        """Raises Damaged unless the tables are whole, of this version, and have the rows that were written."""
+        (found,) = db.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok":
+            raise report_damage(f"{self._path} is damaged: {' '.join(found.split())}", self._path.parent)
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version != _VERSION:
+            raise report_damage(
+                f"{self._path} has version {version}, expected {_VERSION}: it is of another fedrpc, or was changed",
+                self._path.parent,
+            )
+        for sql in _UNSEALED:
+            db.execute(sql)
+        for sql in _SEALED:
+            for *values, found in db.execute(sql):
+                if seal(*values) != found:
+                    raise report_damage(f"{self._path} is damaged: a row does not match its hash", self._path.parent)
+
+    def _check_number(self, db: sqlite3.Connection) -> None:
+        (number,) = db.execute("SELECT number FROM meta").fetchone()
+        (written,) = db.execute("SELECT MAX(number) FROM (SELECT number FROM entries UNION SELECT number FROM answers)")
+        if number < max(written[0] or 0, self._mark.number):
+            raise report_damage(
+                f"{self._path} has lost values that this client stored: expected those of answer {self._mark.number}, "
+                f"got up to answer {number}",
+                self._path.parent,
+            )
+
+    @contextmanager
+    def _using(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, explain_sqlite(self._path):
+            yield self._db
 
     def _sync(self) -> None:
         """Makes the file and its name durable, once; SQLite sees to what is written to it later."""
         if self._is_synced:
             return
-        sync(self._path)
-        sync(self._path.parent)
+        with explain_full(self._path):
+            sync(self._path)
+            sync(self._path.parent)
         self._is_synced = True
 
     def _fetch_one(self, sql: str, *args: Any) -> Any:
-        with self._lock:
-            return self._db.execute(sql, args).fetchone()
+        with self._using() as db:
+            return db.execute(sql, args).fetchone()
 
     def read_value(self, key: str) -> bytes | None:
         """Reads the latest value under a key, as bytes."""
-        row = self._fetch_one("SELECT value FROM entries WHERE key = ? ORDER BY number DESC LIMIT 1", key)
-        if row is None or not isinstance(row[0], str):
-            return row[0] if row else None
-        return (self._values / row[0]).read_bytes()
+        row = self._fetch_one("SELECT value, sha256 FROM entries WHERE key = ? ORDER BY number DESC LIMIT 1", key)
+        if row is None or row[0] is None:
+            return None
+        path = self._values / row[0] if isinstance(row[0], str) else None
+        if path and not path.exists():
+            raise report_damage(f"{path} is missing: the value '{key}' of this client", self._path.parent)
+        value: bytes = path.read_bytes() if path else row[0]
+        if hashlib.sha256(value).digest() != row[1]:
+            raise report_damage(f"{path or self._path} is damaged: the value '{key}' was changed", self._path.parent)
+        return value
 
     def _set_aside(self, value: bytes | None) -> bytes | str | None:
         """Returns what the database holds for a value: itself, or the name of its file, which is already durable."""
@@ -157,14 +224,14 @@ class ClientStore:
     def find_answer(self, task: str, question: bytes) -> Kept | None:
         """Finds the kept answer to a question; the same task with another question undoes it and all later answers."""
         row = self._fetch_one(
-            "SELECT number, question, data FROM answers LEFT JOIN bodies USING (number) WHERE task = ?", task
+            "SELECT number, question, data, envelope FROM answers LEFT JOIN bodies USING (number) WHERE task = ?", task
         )
         if row is None:
             return None
         kept: Kept = self._answers / task if row[2] is None else row[2]
-        if row[1] == question and _is_whole(kept):
+        if row[1] == question and _is_whole(kept, row[3]):
             return kept
-        with self._lock, self._db:
+        with self._using(), self._db:
             self._db.execute("BEGIN")
             undone = self._db.execute(
                 "DELETE FROM entries WHERE number >= ? RETURNING iif(typeof(value) = 'text', value, NULL)", (row[0],)
@@ -194,8 +261,8 @@ class ClientStore:
             write_file(kept, envelope, payload, sync=has_cost)
         elif not in_database:
             write_atomically(path, kept, sync=has_cost)
-        values = {key: self._set_aside(value) for key, value in writes.items()}
-        with self._lock:
+        values = {key: (self._set_aside(value), hashlib.sha256(value or b"").digest()) for key, value in writes.items()}
+        with self._using():
             if has_cost:
                 self._sync()
             if has_cost != self._syncing:
@@ -204,15 +271,20 @@ class ClientStore:
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")
                 number = self._next_number()
+                answer = (envelope.task_id, number, envelope.epoch, envelope.question, _hash_envelope(envelope))
                 self._db.execute(
-                    "INSERT INTO answers VALUES (?, ?, ?, ?, 1)",  # its first upload follows
-                    (envelope.task_id, number, envelope.epoch, envelope.question),
+                    "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, 1)",  # its first upload follows
+                    (*answer, seal(*answer)),
                 )
                 if in_database:
                     self._db.execute("INSERT INTO bodies VALUES (?, ?)", (number, kept))
-                rows = [(key, number, envelope.epoch, value) for key, value in values.items()]
-                self._db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
+                for key, (value, digest) in values.items():
+                    sealed = seal(key, number, envelope.epoch, value if isinstance(value, str) else None, digest)
+                    row = (key, number, envelope.epoch, value, digest, sealed)
+                    self._db.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", row)
                 appended = self._append(released)
+            if values:
+                self._mark.advance(number)
             self._last_rows = appended
         self._unsent.add(envelope.task_id)
         return kept
@@ -233,8 +305,12 @@ class ClientStore:
                 release = replace(release, where={**release.where, **said})
             rows.append(release.to_row(count, head))
             head = hash_row(head, rows[-1])
-            self._db.execute("INSERT INTO privacy VALUES (?, ?, ?)", (count, rows[-1], head))
+            self._insert_row(count, rows[-1], head)
         return first, rows
+
+    def _insert_row(self, number: int, row: str, head: bytes) -> None:
+        sealed = seal(number, row, head)
+        self._db.execute("INSERT INTO privacy VALUES (?, ?, ?, ?)", (number, row, head, sealed))
 
     def _is_adopted(self, index: int) -> bool:
         found = self._db.execute("SELECT row FROM privacy WHERE number = ?", (index,)).fetchone()
@@ -249,15 +325,15 @@ class ClientStore:
         if task in self._unsent:
             self._unsent.discard(task)
             return 0
-        with self._lock:
-            row = self._db.execute(
+        with self._using() as db:
+            row = db.execute(
                 "UPDATE answers SET attempts = attempts + 1 WHERE task = ? RETURNING attempts - 1", (task,)
             ).fetchone()
         return int(row[0]) if row else 0
 
     def fold(self, durable: int) -> None:
         """Drops versions and answers that only a replay from before the last durable point would need."""
-        with self._lock, self._db:
+        with self._using(), self._db:
             self._db.execute("BEGIN")
             done = self._db.execute(
                 "SELECT task FROM answers WHERE epoch < ? AND number NOT IN (SELECT number FROM bodies)", (durable,)
@@ -277,7 +353,7 @@ class ClientStore:
 
     def read_privacy_rows(self, first: int) -> list[str]:
         """Reads the chain's rows from index `first` on, up to the limit for one gRPC message."""
-        with self._lock:
+        with self._using():
             if self._last_rows[0] == first and sum(map(len, self._last_rows[1])) <= _MAX_ROWS_BYTES:
                 return self._last_rows[1]  # what was just committed
             found = self._db.execute("SELECT row FROM privacy WHERE number >= ? ORDER BY number", (first,))
@@ -296,7 +372,7 @@ class ClientStore:
 
     def num_released(self) -> int:
         """Returns the number of privacy rows; it never decreases."""
-        with self._lock:
+        with self._using():
             return self._get_head()[0]
 
     def get_histories(self) -> dict[str, History]:
@@ -305,7 +381,7 @@ class ClientStore:
         Undone ones count, since the server may have seen them. Where the server's chain was adopted, the larger counts
         of what it said and what was spent here before.
         """
-        with self._lock:
+        with self._using():
             return self._compose()
 
     def _compose(self) -> dict[str, History]:
@@ -336,12 +412,12 @@ class ClientStore:
         Raises:
             Refused: The server's copy is of another chain than ours.
         """
-        with self._lock, self._db:
+        with self._using(), self._db:
             self._db.execute("BEGIN IMMEDIATE")
             if count > self._get_head()[0]:
                 before = self._compose()
                 row = json.dumps({_ADOPTED: spent})
-                self._db.execute("INSERT INTO privacy VALUES (?, ?, ?)", (count - 1, row, head))
+                self._insert_row(count - 1, row, head)
                 self._warn_if_less(before, spent)
                 return True
             known = self._db.execute("SELECT hash FROM privacy WHERE number = ?", (count - 1,)).fetchone()
@@ -377,3 +453,4 @@ class ClientStore:
         with self._lock:
             self._db.close()
         self._bytes.close()
+        self._mark.close()

@@ -422,10 +422,19 @@ class Stream:
         head = serialise_frame(session, envelope, EMPTY_BODY)
         attempt = Attempt(question.round, question.phase, "up", self._listeners[session].client)
         attempt.add_first(len(head), ())
-        return await self._send(session, question.task_id, head, attempt, None)
+        return await self._send(session, question.task_id, head, attempt, None, is_answer=failure.abstained)
 
-    async def _send(self, session: int, task_id: str, head: bytes, attempt: Attempt, large: Payload | None) -> Receipt:
-        """Sends a result; its bytes count as completed only when it was accepted."""
+    async def _send(
+        self,
+        session: int,
+        task_id: str,
+        head: bytes,
+        attempt: Attempt,
+        large: Payload | None,
+        *,
+        is_answer: bool = True,
+    ) -> Receipt:
+        """Sends a result; its bytes count as completed only when it was accepted, and is no error."""
         sending = self._sent[session, task_id] = _Sending()
         accepted = False
         try:
@@ -440,7 +449,7 @@ class Stream:
             return Receipt(receipt.durable, receipt.privacy_rows)
         finally:
             self._sent.pop((session, task_id), None)
-            self._listeners[session].book(attempt.close(aborted=not accepted))
+            self._listeners[session].book(attempt.close(aborted=not (accepted and is_answer)))
 
     async def _send_large(self, head: bytes, payload: Payload, attempt: Attempt, sending: _Sending) -> None:
         """Sends the headers, and the chunks once the server has room for them, unless it does not want them."""

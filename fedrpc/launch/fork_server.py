@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedrpc.files import explain_full
 from fedrpc.launch.processes import MANY_PROCESSES, collapse_memory, decode_status, fork
 from fedrpc.process import exit_code_of, freeze_memory, run_async
 
@@ -68,11 +69,8 @@ class ForkServer:
 
     def _fork_client(self, number: int, options: dict[str, Any]) -> None:
         def work() -> int:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._control.close()
-            return run_logged_client(options)
+            return exit_code_of(lambda: run_logged_client(options), is_child=True)
 
         # In this process's group, so that the launcher can kill all clients with it.
         self._children[fork(work, own_group=False)] = number
@@ -94,14 +92,15 @@ class ForkServer:
         os._exit(0)
 
 
-def run_logged_client(options: dict[str, Any]) -> int:
-    """Runs one forked process of clients, with its output in a file of its own; returns its exit code."""
+def run_logged_client(options: dict[str, Any]) -> None:
+    """Runs one forked process of clients, with its output in a file of its own."""
     from fedrpc import log
     from fedrpc.client.app import ClientOptions, run
 
     data_dir, path = options["data_dir"], Path(options["log_file"])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    with explain_full(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.close(out)
@@ -114,7 +113,7 @@ def run_logged_client(options: dict[str, Any]) -> int:
         data_dir=Path(data_dir) if data_dir else None,
         num_sharing=options["num_processes"],
     )
-    return exit_code_of(lambda: run_async(run(known)))
+    run_async(run(known))
 
 
 def describe_process(clients: Sequence[int]) -> dict[str, Any]:

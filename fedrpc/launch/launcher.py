@@ -16,7 +16,7 @@ from typing import Any
 
 from fedrpc import log
 from fedrpc.config import RunConfig
-from fedrpc.errors import ConfigError, FedrpcError, MethodFailed, Unavailable
+from fedrpc.errors import ConfigError, DiskFull, FedrpcError, MethodFailed, Unavailable
 from fedrpc.launch.division import check_memory, divide
 from fedrpc.launch.fork_server import ForkServer
 from fedrpc.launch.processes import decode_status, fork, preload, terminate, wait_or_kill
@@ -127,7 +127,7 @@ class Launcher:
         def progress(name: str, values: dict[str, Any]) -> None:
             events.write(json.dumps({"event": name} | values) + "\n")
 
-        options = ServerOptions("127.0.0.1:0", self._run.out, self._run.data_dir)
+        options = ServerOptions("127.0.0.1:0", self._run.out, self._run.data_dir, outlived=False)
         log.set_up(self._run.log_level, stream=sys.stderr, role="server")
         return exit_code_of(lambda: self._name_log(lambda: run_async(serve(self._run.config, options, progress))))
 
@@ -192,6 +192,11 @@ class Launcher:
         """
         part, code = self._parts[values["number"]], values["code"]
         path = part.log_file(self._run.state_dir)
+        if code == DiskFull.code_of_child:
+            raise DiskFull(
+                f"{part.name} cannot write its state in {self._run.state_dir}: the disk is full, or fails; "
+                f"free space there, then run the same command again to go on (its log: {path})"
+            )
         if code in NO_RESTART:
             last = path.read_text().splitlines()[-1:] if path.exists() else []
             raise ConfigError(f"{part.name} ended with code {code}: {' '.join(last)} (its log: {path})")

@@ -11,7 +11,7 @@ from typing import Any
 from fedrpc import log
 from fedrpc.client.app import ClientOptions
 from fedrpc.client.app import run as run_client_app
-from fedrpc.errors import ConfigError, FedrpcError
+from fedrpc.errors import ConfigError, DiskFull, FedrpcError
 from fedrpc.launch.fork_server import describe_process
 from fedrpc.launch.processes import decode_status, fork, preload, terminate, wait_or_kill
 from fedrpc.launch.supervisor import NO_RESTART, Supervisor
@@ -25,8 +25,10 @@ class PodFailed(FedrpcError):
 
     def __init__(self, code: int) -> None:
         super().__init__(f"the pod's clients ended with code {code} and were given up; see the last log line")
-        # A code that no restart helps says the same of the pod.
+        # A code that no restart helps says the same of the pod; but a disk that was full may have room again.
         self.exit_code = ConfigError.exit_code if code in NO_RESTART else code
+        if code == DiskFull.code_of_child:
+            self.exit_code = DiskFull.exit_code
 
 
 class Pod:
@@ -64,7 +66,7 @@ class Pod:
     def _run_clients(self) -> int:
         signal.signal(signal.SIGTERM, end_at_once)
         log.set_up(self._log_level, **describe_process(self._options.client_ids))
-        return exit_code_of(lambda: run_async(run_client_app(self._options)))
+        return exit_code_of(lambda: run_async(run_client_app(self._options)), is_child=True)
 
     def _handle_exit(self) -> None:
         pid, status = os.waitpid(self._pid, os.WNOHANG) if self._pid else (0, 0)

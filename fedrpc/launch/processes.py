@@ -16,6 +16,7 @@ from fedrpc.process import die_with_parent, pausing_collector
 from fedrpc.registry import AGGREGATORS, METHODS, MODELS
 
 MANY_PROCESSES = 64  # from here on `collapse_memory` pays
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 _HUGE_BYTES = 2 << 20
 _MADV_COLLAPSE = 25  # linux/mman.h
 
@@ -75,11 +76,20 @@ def fork(work: Callable[[], int], *, own_group: bool = True) -> int:
         own_group: Whether the child gets a process group of its own, so that Ctrl-C does not reach it.
     """
     parent = os.getpid()
-    pid = os.fork()
+    # A signal between the fork and the child's own handlers would run the parent's in the child, and with them the
+    # parent's clean-up: it would end its siblings.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    try:
+        pid = os.fork()
+    finally:
+        if os.getpid() == parent:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if pid:
         return pid
     code = 1
     try:
+        _drop_handlers()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if own_group:
             os.setpgid(0, 0)
         die_with_parent(parent)
@@ -90,6 +100,14 @@ def fork(work: Callable[[], int], *, own_group: bool = True) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _drop_handlers() -> None:
+    """Has signals end this process, as if it had not been forked from one that handles them."""
+    signal.set_wakeup_fd(-1)
+    for number in _HANDLED:
+        if callable(signal.getsignal(number)):  # what is ignored stays so
+            signal.signal(number, signal.SIG_DFL)
 
 
 def decode_status(status: int) -> int:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fedrpc.errors import ConfigError
+from fedrpc.errors import ConfigError, DiskFull
 
 MAX_RESTARTS = 5  # in a row
 LONG_LIFE_S = 600.0  # a client that has run for this long may fail five times again
 USAGE_ERROR = 2  # the exit code for options that do not exist
-NO_RESTART = frozenset({ConfigError.exit_code, USAGE_ERROR})  # the same client would fail again
+NO_RESTART = frozenset({ConfigError.exit_code, DiskFull.code_of_child, USAGE_ERROR})  # the same client would fail again
 
 Notify = Callable[[str, dict[str, Any]], None]
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedrpc.files import write_atomically
+from fedrpc.files import Appended, explain_damage, read_lines, write_atomically
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines of a records file."""
-    if path.exists():
-        with path.open() as file:
-            for line in file:
-                if line.endswith("\n"):
-                    yield json.loads(line)
+    """The complete lines of a records file; raises Damaged."""
+    return read_lines(path)
 
 
 def to_json_value(value: Any) -> Any:
@@ -40,16 +35,15 @@ class RecordsFile:
     """
 
     def __init__(self, path: Path, durable_round: int, last: list[dict[str, Any]]) -> None:
-        kept = [row for row in read_records(path) if row.get("round", -1) < durable_round]
+        with explain_damage(path):
+            kept = [row for row in read_records(path) if row.get("round", -1) < durable_round]
         write_atomically(path, "".join(json.dumps(to_json_value(row)) + "\n" for row in [*kept, *last]))
         self._path = path
-        self._file = path.open("a")
+        self._file = Appended(path)
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         """Appends lines, durably."""
-        self._file.writelines(json.dumps(to_json_value(row)) + "\n" for row in rows)
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._file.add("".join(json.dumps(to_json_value(row)) + "\n" for row in rows), sync=True)
 
     def all(self) -> list[dict[str, Any]]:
         """Every line so far."""

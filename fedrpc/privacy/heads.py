@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import WireError
+from fedrpc.files import Appended, explain_damage, measure_whole_lines, read_lines
 from fedrpc.privacy.signing import is_signed
 
 HEADS_FILE = "heads.jsonl"
@@ -26,21 +27,14 @@ class HeadsFile:
         self._run_id = run_id
         self._keys: dict[int, bytes] = {}
         self._counts: dict[int, int] = {}
-        whole = 0
-        if path.exists():
-            with path.open("rb") as file:
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break  # torn by a crash: what it was about was not accepted, and comes again
-                    whole += len(line)
-                    entry = json.loads(line)
-                    if "key" in entry:
-                        self._keys[entry["client"]] = bytes.fromhex(entry["key"])
-                    else:
-                        self._counts[entry["client"]] = entry["rows"]
-            with path.open("ab") as file:
-                file.truncate(whole)
-        self._file = path.open("a")
+        for number, entry in enumerate(read_lines(path), start=1):
+            with explain_damage(path, f"line {number}"):
+                if "key" in entry:
+                    self._keys[entry["client"]] = bytes.fromhex(entry["key"])
+                else:
+                    self._counts[entry["client"]] = int(entry["rows"])
+        # What a line that a crash tore was about was not accepted, and comes again.
+        self._file = Appended(path, measure_whole_lines(path))
 
     def register(self, client: int, key: bytes, rows: int, source: str = REGISTERED) -> bool:
         """Registers the key with which a client joins.
@@ -71,8 +65,7 @@ class HeadsFile:
             self._counts[client] = count
 
     def _write(self, entry: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(entry, separators=(",", ":")) + "\n")
-        self._file.flush()
+        self._file.add(json.dumps(entry, separators=(",", ":")) + "\n")
 
     def close(self) -> None:
         """Closes the file."""
@@ -82,7 +75,7 @@ class HeadsFile:
 def read_keys(path: Path) -> dict[int, list[dict[str, Any]]]:
     """Reads the keys that each client joined with, in order: `key`, its `source`, and from which of its `rows` on."""
     keys: dict[int, list[dict[str, Any]]] = {}
-    with path.open() as file:
+    with path.open("rb") as file:
         for line in file:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # `find_forged_heads` names such a line
                 entry = json.loads(line)
@@ -101,7 +94,7 @@ def find_forged_heads(path: Path, run_id: str, chains: Mapping[int, list[bytes]]
     keys: dict[int, bytes] = {}
     signed: dict[int, int] = {}
     found: dict[int, str] = {}  # the first fault of each client: those that follow have the same cause
-    with path.open() as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
                 entry = json.loads(line)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import ConfigError, WireError
+from fedrpc.files import Appended, explain_damage, measure_whole_lines, read_lines
 from fedrpc.privacy.mechanisms import LEAST_NOISE, MAX_ENTRIES, Coverage, Guarantee, History, add_histories
 from fedrpc.wire.kinds import NOT_DATA_DERIVED, Kind
 
@@ -176,21 +177,20 @@ class PrivacyFile:
         self._heads: dict[int, tuple[int, bytes]] = {}
         self._spent: dict[int, dict[str, History]] = {}  # by client and adjacency
         self._answers: dict[int, dict[tuple[str, str], set[str]]] = {}
-        whole = 0
-        if path.exists():
-            with path.open("rb") as file:
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break  # torn by a crash: it was not acknowledged, so the client sends it again
-                    whole += len(line)
-                    row = json.loads(line)
-                    client, digest = row["client"], bytes.fromhex(row["hash"])
-                    self._heads[client] = (self.get_head(client)[0] + 1, digest)
-                    self._spent[client] = add_histories([self.get_histories(client), read_histories(row)])
-                    self._note_parts(client, row)
-            with path.open("ab") as file:
-                file.truncate(whole)
-        self._file = path.open("a")
+        for number, row in enumerate(read_lines(path), start=1):
+            with explain_damage(path, f"line {number}"):
+                self._take_up(row)
+        # A line that a crash tore was not acknowledged, so the client sends it again.
+        self._file = Appended(path, measure_whole_lines(path))
+
+    def _take_up(self, row: Mapping[str, Any]) -> None:
+        client = row["client"]
+        try:
+            self._heads[client] = check_row(row, *self.get_head(client))
+        except WireError as error:
+            raise ValueError(str(error)) from None
+        self._spent[client] = add_histories([self.get_histories(client), read_histories(row)])
+        self._note_parts(client, row)
 
     def get_head(self, client: int) -> tuple[int, bytes]:
         """Returns how many of a client's rows are in the file, and the hash of the last one."""
@@ -269,9 +269,8 @@ class PrivacyFile:
                 f"{MAX_NOTIONS} at most"
             )
         accept(count, digest)
+        self._file.add("".join(lines))
         self._allowed[client] = allowed - size
-        self._file.write("".join(lines))
-        self._file.flush()
         self._heads[client] = (count, digest)
         self._spent[client] = composed
         for values in parsed:

@@ -41,7 +41,7 @@ from rich.text import Text
 
 import fedrpc
 from fedrpc.errors import ConfigError
-from fedrpc.files import explain_unwritable, write_atomically
+from fedrpc.files import explain_damage, explain_unwritable, write_atomically
 from fedrpc.registry import METHODS
 from fedrpc.report.comparison_page import (
     BASELINE,
@@ -143,8 +143,11 @@ def show_finished(folders: Sequence[Path], console: Console) -> None:
     compared = [folder for folder in folders if (folder / "compare.json").is_file()]
     show_runs([folder for folder in folders if folder not in compared], console)
     for folder in compared:
-        written = json.loads((folder / "compare.json").read_text())
-        show_comparison(folder, [entry["method"] for entry in (*written["methods"], *written["failed"])], (), console)
+        path = folder / "compare.json"
+        with explain_damage(path, remedy="run the comparison again, which writes it anew"):
+            written = json.loads(path.read_bytes())
+            methods = [str(entry["method"]) for entry in (*written["methods"], *written["failed"])]
+        show_comparison(folder, methods, (), console)
 
 
 def read_comparison(folder: Path, methods: Iterable[str], failures: Sequence[Failure] = ()) -> Comparison:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Any
 
@@ -15,8 +14,9 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 import fedrpc
+from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc import log
-from fedrpc.errors import FedrpcError, Refused, Unavailable, WireError
+from fedrpc.errors import DiskFull, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.log import MAX_TEXT, clean_text
 from fedrpc.privacy.heads import REGISTERED, HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
@@ -107,6 +107,7 @@ class Servicer:
         self._calls = Allowance(2 * server.problem.config.clients + _SPARE_CALLS, _CALLS_S)
         self._joins = Allowance(_JOINS, _JOINS_S)
         self._has_refused = False
+        self._failure: DiskFull | None = None  # what ends the server, not only a stream
         self._log = log.get("server")
 
     def build_handlers(self) -> grpc.GenericRpcHandler:
@@ -114,7 +115,7 @@ class Servicer:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Join": grpc.unary_unary_rpc_method_handler(_report_errors(self.join)),
+                "Join": grpc.unary_unary_rpc_method_handler(_report_errors(self.join, self._note)),
                 "Connect": grpc.stream_stream_rpc_method_handler(self.connect),  # frames go by read and write
             },
         )
@@ -243,6 +244,7 @@ class Servicer:
             await connection.run()
         except FedrpcError as broken:
             error = broken
+            self._note(broken)
         finally:
             del self._connections[connection]
         if error:
@@ -277,8 +279,14 @@ class Servicer:
         for connection in list(self._connections):
             connection.end()
 
+    def _note(self, error: FedrpcError) -> None:
+        if isinstance(error, DiskFull):
+            self._failure = self._failure or error
+
     def check_idle(self) -> None:
-        """Ends streams on which nothing moves that should."""
+        """Ends streams on which nothing moves that should; raises DiskFull when a stream could not be served for it."""
+        if self._failure:
+            raise self._failure
         now = time.monotonic()
         for connection in list(self._connections):
             connection.check_idle(now)
@@ -293,7 +301,9 @@ async def _abort(context: Any, error: Exception) -> None:
     await context.abort(code, clean_text(str(error)))
 
 
-def _report_errors(call: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, Any], Awaitable[bytes]]:
+def _report_errors(
+    call: Callable[[Any, Any], Awaitable[bytes]], note: Callable[[FedrpcError], None]
+) -> Callable[[Any, Any], Awaitable[bytes]]:
     """Wraps a call so that its errors reach the client as a status; a bad client never takes the server down."""
 
     async def answer(request: Any, context: Any) -> bytes:
@@ -302,6 +312,7 @@ def _report_errors(call: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[An
         except FedrpcError as error:
             if not isinstance(error, TooOften):
                 log.get("server").warning("call_refused", error=str(error))
+            note(error)
             await _abort(context, error)
         raise AssertionError("abort always raises")
 

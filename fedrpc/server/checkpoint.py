@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fedrpc.errors import ConfigError
-from fedrpc.files import write_durably
+from fedrpc import log
+from fedrpc.errors import Damaged, DiskFull
+from fedrpc.files import explain_damage, write_durably
+from fedrpc.methods.runtime import SETUP_ROUND
+
+T = TypeVar("T")
+_STATE, _LAYER = "state-{}.safetensors", "aggregation-{}-{}.safetensors"
+_BEFORE = SETUP_ROUND - 1  # the round before any
+_REMEDY = "put a copy of the checkpoints in its place, or start anew in another --out"
 
 
 @dataclass(frozen=True)
@@ -35,66 +44,135 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """`checkpoints/`: one state file, and a manifest that names it and its SHA-256."""
+    """`checkpoints/`: state files, and a manifest that names them, their SHA-256 and the run.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._manifest = folder / "manifest.json"
+    A new checkpoint is read back before the one before it goes. Until then no client was told of it, so a run can go on
+    from the one before when a crash or the disk has damaged it; later it could not, since clients have dropped what
+    they would need for that.
+    """
+
+    def __init__(self, folder: Path, run_id: str = "") -> None:
+        self._folder, self._run_id = folder, run_id
+        self._manifest, self._previous = folder / "manifest.json", folder / "previous.json"
         folder.mkdir(parents=True, exist_ok=True)
 
+    def begin(self) -> None:
+        """Notes that the run begins and has no checkpoint yet; from now on a missing manifest is damage."""
+        write_durably(self._manifest, _seal({"point": 0, "round": _BEFORE, "run_id": self._run_id}))
+
     def save(self, checkpoint: Checkpoint) -> None:
-        """Makes a checkpoint the one to go on from."""
-        point = checkpoint.point
-        name = f"state-{point}.safetensors"
-        files = {name: checkpoint.state}
-        files |= {f"aggregation-{point}-{layer}.safetensors": data for layer, data in checkpoint.aggregation.items()}
+        """Makes a checkpoint the one to go on from; raises DiskFull when it cannot be written, or not be read again."""
+        point, state = checkpoint.point, _STATE.format(checkpoint.point)
+        files = {state: checkpoint.state}
+        files |= {_LAYER.format(point, layer): data for layer, data in checkpoint.aggregation.items()}
         for file, data in files.items():
             write_durably(self._folder / file, data)
-        manifest = {
-            "point": checkpoint.point,
-            "round": checkpoint.round,
-            "steps": checkpoint.steps,
-            "file": name,
+        manifest = vars(checkpoint) | {
+            "run_id": self._run_id,
+            "file": state,
             "sha256": hashlib.sha256(checkpoint.state).hexdigest(),
             "aggregation": {layer: hashlib.sha256(data).hexdigest() for layer, data in checkpoint.aggregation.items()},
-            "records": checkpoint.records,
-            "kernel": checkpoint.kernel,
-            "seconds": checkpoint.seconds,
-            "owed": checkpoint.owed,
         }
-        write_durably(self._manifest, json.dumps(manifest, indent=1).encode())
+        del manifest["state"]
+        if self._manifest.exists():
+            write_durably(self._previous, self._manifest.read_bytes())
+        write_durably(self._manifest, _seal(manifest))
+        self._read_back()
+        self._previous.unlink(missing_ok=True)
         for old in self._folder.glob("*.safetensors"):
             if old.name not in files:
                 old.unlink()
 
-    def load(self) -> Checkpoint | None:
-        """The last checkpoint; raises ConfigError when it was damaged."""
-        if not self._manifest.exists():
-            return None
+    def _read_back(self) -> None:
         try:
-            manifest = json.loads(self._manifest.read_text())
-            name, digest = manifest["file"], manifest["sha256"]
-            data = (self._folder / name).read_bytes()
-            names = {layer: f"aggregation-{manifest['point']}-{layer}.safetensors" for layer in manifest["aggregation"]}
-            layers = {layer: (self._folder / file).read_bytes() for layer, file in names.items()}
-            found = Checkpoint(
-                manifest["point"],
-                manifest["round"],
-                manifest["steps"],
-                data,
-                layers,
-                manifest["records"],
-                list(manifest["kernel"]),
-                float(manifest["seconds"]),
-                list(manifest.get("owed", [])),  # missing in older checkpoints, whose lines are complete
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"the checkpoint in {self._folder} cannot be read ({error}); start in another --out"
-            ) from None
-        expected = {name: (data, digest)}
-        expected |= {names[layer]: (layers[layer], digest) for layer, digest in manifest["aggregation"].items()}
-        for file, (content, digest) in expected.items():
-            if hashlib.sha256(content).hexdigest() != digest:
-                raise ConfigError(f"{file} in {self._folder} was changed: its SHA-256 is not the manifest's")
-        return found
+            self._check_files(_unseal(self._manifest, from_disk=True), from_disk=True)
+        except Damaged as error:
+            raise DiskFull(f"what was just written reads back changed: {error}") from None
+
+    def load(self) -> Checkpoint | None:
+        """The last checkpoint; None when the run has none yet.
+
+        Raises:
+            Damaged: It was changed, or is missing beside the rest.
+        """
+        return self._read(self._load)
+
+    def read_run_id(self) -> str:
+        """The id of the run that the checkpoints are of; "" when the run never began."""
+        return self._read(lambda path: str(_unseal(path)["run_id"]) if path.exists() else "")
+
+    def _read(self, read: Callable[[Path], T]) -> T:
+        """Reads by the manifest, or by the previous one when a crash left that behind and this one damaged."""
+        try:
+            return read(self._manifest)
+        except Damaged as error:
+            if not self._previous.exists():
+                raise
+            found = read(self._previous)
+            self._previous.replace(self._manifest)
+            log.get("checkpoint").warning("previous_checkpoint_used", why=str(error))
+            return found
+
+    def _load(self, path: Path) -> Checkpoint | None:
+        if not path.exists():
+            if any(self._folder.glob("*.safetensors")):
+                raise Damaged(f"{path} is missing beside the rest; {_REMEDY}")
+            return None
+        manifest = _unseal(path)
+        with explain_damage(path, remedy=_REMEDY):
+            if manifest["point"] == 0:
+                return None
+            self._check_files(manifest)
+            state = (self._folder / manifest["file"]).read_bytes()
+            layers = {
+                layer: (self._folder / _LAYER.format(manifest["point"], layer)).read_bytes()
+                for layer in manifest["aggregation"]
+            }
+            values = {field.name: manifest[field.name] for field in fields(Checkpoint) if field.name != "state"}
+            return Checkpoint(**values | {"state": state, "aggregation": layers})
+
+    def _check_files(self, manifest: Mapping[str, Any], *, from_disk: bool = False) -> None:
+        expected = {manifest["file"]: manifest["sha256"]}
+        expected |= {_LAYER.format(manifest["point"], layer): sha for layer, sha in manifest["aggregation"].items()}
+        for name, digest in expected.items():
+            path = self._folder / name
+            if not path.exists():
+                raise Damaged(f"{path} is missing beside the rest; {_REMEDY}")
+            if _hash_file(path, from_disk=from_disk) != digest:
+                raise Damaged(f"{path} was changed: its SHA-256 is not the manifest's; {_REMEDY}")
+
+
+def _seal(values: Mapping[str, Any]) -> str:
+    """A manifest with a hash of itself."""
+    return json.dumps(dict(values) | {"check": _hash_values(values)}, indent=1)
+
+
+def _unseal(path: Path, *, from_disk: bool = False) -> dict[str, Any]:
+    """Reads a manifest and checks its hash; raises Damaged."""
+    if from_disk:
+        _forget_cached(path)
+    with explain_damage(path, remedy=_REMEDY):
+        values: dict[str, Any] = json.loads(path.read_bytes())
+        expected = values.pop("check")
+        if _hash_values(values) != expected:
+            raise ValueError("its own SHA-256 does not match")
+    return values
+
+
+def _hash_values(values: Mapping[str, Any]) -> str:
+    """Hashes values as they are after JSON, which makes texts of numbers that are keys, and sorts them otherwise."""
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(values)), sort_keys=True).encode()).hexdigest()
+
+
+def _hash_file(path: Path, *, from_disk: bool) -> str:
+    if from_disk:
+        _forget_cached(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _forget_cached(path: Path) -> None:
+    """Has the system read a file from the disk next time, which tells whether it is there; only where that exists."""
+    if hasattr(os, "posix_fadvise"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

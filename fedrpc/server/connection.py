@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import io
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc import log
 from fedrpc.config import LimitsConfig
-from fedrpc.errors import AnswerRefused, Unavailable, WireError
+from fedrpc.errors import AnswerRefused, FedrpcError, Unavailable, WireError
+from fedrpc.files import explain_full
 from fedrpc.log import clean_text
 from fedrpc.privacy.heads import HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
@@ -254,8 +255,11 @@ class Connection:
             self._broken.set_result(None)
 
     def _break(self, reason: str) -> None:
+        self._fail(Unavailable(reason))
+
+    def _fail(self, error: FedrpcError) -> None:
         if not self._broken.done():
-            self._broken.set_exception(Unavailable(reason))
+            self._broken.set_exception(error)
 
     # Sending
 
@@ -336,7 +340,7 @@ class Connection:
             whole = True
         finally:
             merge(rows, attempt.close(aborted=not whole))
-            self._desk.book.book(rows)
+            self._desk.book.book(rows, whole=task.task_id if whole else "")
             if whole:
                 self._mailbox.mark_delivered(delivery)
                 if task.done:  # while it was sent: a Cancel that came before the last chunk found no task there
@@ -421,12 +425,13 @@ class Connection:
                 if announces_chunks(frame) and not envelope.HasField("failure"):
                     await self._begin_upload(task, session, envelope, attempt, rows)
                     return
-                self._accept_small(task, frame)
-                status = _Status.STATUS_ACCEPTED
+                self._accept_small(task, frame, attempt, rows)
+                self._acknowledge(session, envelope.task_id, _Status.STATUS_ACCEPTED, {})
+                return
         except WireError as error:
             reason = clean_text(str(error))
             self._log.warning("result_refused", client=session.client, error=reason)
-        merge(rows, attempt.close(aborted=status != _Status.STATUS_ACCEPTED))
+        merge(rows, attempt.close(aborted=True))
         self._acknowledge(session, envelope.task_id, status, rows, reason)
 
     def _check_headers(self, task: Task, envelope: pb.Envelope) -> None:
@@ -451,17 +456,24 @@ class Connection:
             return _Status.STATUS_DUPLICATE
         return _Status.STATUS_LATE
 
-    def _accept_small(self, task: Task, frame: pb.Frame) -> None:
-        """Accepts a failure, or a result that came whole."""
+    def _accept_small(self, task: Task, frame: pb.Frame, attempt: Attempt, rows: Rows) -> None:
+        """Books and accepts a failure, or a result that came whole.
+
+        Booked first: after a kill between the two the client sends the result again, which then counts as repeated.
+        """
         envelope = frame.envelope
         if envelope.HasField("failure"):
             abstained = envelope.failure.code == pb.Failure.CODE_ABSTAINED
+            merge(rows, attempt.close(aborted=not abstained))
+            self._desk.book.book(rows, whole=task.task_id if abstained else "")
             reason = clean_text(envelope.failure.reason) or "the client gave no reason"
             failed = next((what for what, code in FAILURE_CODES.items() if code == envelope.failure.code), None)
             self._mailbox.accept_failure(task, reason, abstained=abstained, failed=failed)
             return
         data = io.BytesIO()
         assemble_frame(frame, self._desk.limits.most_bytes, data)
+        merge(rows, attempt.close())
+        self._desk.book.book(rows, whole=task.task_id)
         kept = self._desk.server.spool.keep_small(data.getvalue(), task.epoch, task.task_id)
         self._mailbox.accept_reply(task, kept)
 
@@ -479,6 +491,7 @@ class Connection:
             self._desk.server.io,
             grant=lambda: self._queue(session, pb.Frame(grant=pb.Grant(task_id=task.task_id))),
             refuse=lambda reason: self._acknowledge(session, task.task_id, _Status.STATUS_REFUSED, {}, reason),
+            fail=self._fail,
         )
 
     async def _receive_chunk(self, part: int, data: memoryview, size: int) -> None:
@@ -486,8 +499,9 @@ class Connection:
         if upload is None:
             raise WireError("got a chunk that no message announced")
         try:
-            if not await upload.receive(part, data, size):
-                return
+            with explain_full(self._desk.server.spool.folder):
+                if not await upload.receive(part, data, size):
+                    return
         except (WireError, OSError) as error:
             self._log.warning("result_refused", client=upload.session.client, error=str(error))
             await upload.end()
@@ -496,10 +510,10 @@ class Connection:
             return
         status = _Status.STATUS_LATE
         if not upload.task.done:
+            self._desk.book.book(upload.take_rows(accepted=True), whole=upload.task.task_id)  # see `_accept_small`
             self._mailbox.accept_reply(upload.task, upload.keep(self._desk.server.spool))
             status = _Status.STATUS_ACCEPTED
-        rows = upload.take_rows(accepted=status == _Status.STATUS_ACCEPTED)
-        self._acknowledge(upload.session, upload.task.task_id, status, rows)
+        self._acknowledge(upload.session, upload.task.task_id, status, upload.take_rows(accepted=False))
         await self._drop_upload()
 
     async def _drop_upload(self) -> None:

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save as save_tensors
 
 from fedrpc import log
 from fedrpc.errors import Diverged, QuorumError
-from fedrpc.files import write_durably
+from fedrpc.files import write_checksums, write_durably
 from fedrpc.methods.builtin import EVALUATION, LEDGER, Candidate, ClientEvaluation
 from fedrpc.methods.runtime import SETUP_ROUND
 from fedrpc.metrics.records import RecordsFile
@@ -37,6 +37,12 @@ from fedrpc.wire.ledger import LedgerAnswer, LedgerFile, LedgerQuestion
 from fedrpc.wire.message import Tensors, flatten
 from fedrpc.wire.tcpinfo import Meter
 
+_FINAL = (
+    "partition.json",
+    "model.safetensors",
+    "records.jsonl",
+    "ledger.jsonl",
+)  # final; privacy rows may come late
 _QUIET_S = 0.06  # longer than a delayed TCP acknowledgement
 _MORE_ROWS = 1000  # of a client's ledger, of which the server saw nothing
 
@@ -56,7 +62,7 @@ class Coordinator:
         self._server, self._roster, self._out, self._book, self._meter = server, roster, out, book, meter
         self._problem, self._config = server.problem, server.problem.config
         self._method = server.problem.method
-        self._checkpoints = CheckpointFolder(out / "checkpoints")
+        self._checkpoints = CheckpointFolder(out / "checkpoints", server.run_id)
         self._log = log.get("coordinator")
         self._evaluation = EvaluationThread(evaluation.Evaluator(server.problem, server.device), server.device)
         self._pending: asyncio.Task[None] | None = None  # the evaluation of the last durable round
@@ -112,12 +118,12 @@ class Coordinator:
         # Lines that owe an evaluation are written once they are complete; a crash may have come just after that.
         last = (kept.round, [] if kept.owed else kept.records) if kept else (done, [])
         self._records = RecordsFile(self._out / "records.jsonl", *last)
+        if kept or self._book.num_resumed:
+            self._take_up_kernel(kept.kernel if kept else [0, 0])
         if kept is None:
             return state, SETUP_ROUND, {}, None
-        self._kernel_before, self._seconds_before = kept.kernel, kept.seconds
+        self._seconds_before = kept.seconds
         self._server.mailbox.durable = kept.point
-        self._meter.note = "the run was resumed: kernel bytes between its last checkpoint and its stop are not counted"
-        self._was_resumed = True
         self._log.info("resumed", after_round=done)
         for layer, data in kept.aggregation.items():
             self._aggregation[layer] = stored.loads(type(self._aggregation[layer]), data)
@@ -126,6 +132,17 @@ class Coordinator:
             finished, evaluated = kept.records
             unfinished = FinishedRound(finished, evaluated, kept.owed, self._read_traffic())
         return stored.loads(type(state), kept.state), done + 1, kept.steps or {}, unfinished
+
+    def _take_up_kernel(self, checkpointed: Sequence[int]) -> None:
+        """Counts the kernel's bytes on from the last ones that were noted, and not below the messages in them."""
+        messages = (self._book.message_bytes["down"], self._book.message_bytes["up"])
+        self._kernel_before = [max(sizes) for sizes in zip(checkpointed, self._book.kernel, messages, strict=True)]
+        self._meter.note = "the run was resumed: kernel bytes of up to a second before each stop may not be counted"
+        self._was_resumed = True
+
+    def note_kernel(self) -> None:
+        """Notes the kernel's bytes so far in the ledger's journal; to be called about every second."""
+        self._book.note_kernel(*self._kernel())
 
     def _seed_torch(self, index: int) -> None:
         """Seeds torch's global stream, which the server half may use, by the stage and the durable point alone."""
@@ -273,6 +290,7 @@ class Coordinator:
     async def _save_within(self, rnd: ServerRound, state: Any) -> None:
         await self._check_state(state, rnd)
         await self._checkpoint(state, rnd.aggregation, rnd.index, [], dict(rnd.steps))
+        self._book.forget_tasks()
         self._reach_durable_point()
         self._seed_torch(rnd.index)
 
@@ -351,11 +369,12 @@ class Coordinator:
         self._server.progress("snapshot", {"monotonic": time.monotonic()} | kernel)
         # Off the event loop: privacy accountants are slow.
         result = await self._server.off_loop(self._summarise, weights, kernel, rows) | {"ledger_check": check}
-        save_file(
-            {name: tensor.contiguous().clone() for name, tensor in weights.items()}, self._out / "model.safetensors"
-        )
-        write_durably(self._out / "summary.json", (json.dumps(result, indent=1) + "\n").encode())
+        tensors = {name: tensor.contiguous().clone() for name, tensor in weights.items()}
+        write_durably(self._out / "model.safetensors", save_tensors(tensors))
         self._records.close()
+        text = (json.dumps(result, indent=1) + "\n").encode()
+        write_checksums(self._out, _FINAL, {"summary.json": text})
+        write_durably(self._out / "summary.json", text)
         return result
 
     async def _finalize(self, state: Any) -> Any:
@@ -388,8 +407,10 @@ class Coordinator:
             theirs[client] = ledger.parse_rows(answer.rows, client, 2 * len(ours[client]) + _MORE_ROWS)
 
         async for reply in rnd.ask(LEDGER, question, inspect=parse):
-            interrupted = self._was_resumed or self._roster.has_rejoined(reply.client)
-            found = ledger.compare(ours[reply.client], theirs.pop(reply.client), interrupted=interrupted)
+            resumed = self._was_resumed
+            interrupted = resumed or self._roster.has_rejoined(reply.client)
+            mine, other = ours[reply.client], theirs.pop(reply.client)
+            found = ledger.compare(mine, other, interrupted=interrupted, resumed=resumed)
             for name, value in found.items():
                 sums[name] += value
         if sums["differing"]:

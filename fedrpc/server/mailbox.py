@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc import log
 from fedrpc.config import LimitsConfig
 from fedrpc.errors import MethodFailed

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc.errors import Refused, WireError
 from fedrpc.wire.envelope import Cancel, Finished
 

@@ -122,7 +122,7 @@ class ServerRound:
     Args:
         quorum: The share of the clients asked that must answer.
         aggregation: The aggregators' states, by name.
-        attempts: The number of the first delivery by (phase, client), in a round that is repeated after a crash.
+        attempts: Gives the number of the first delivery of a phase to a client: not 0 in a round that is repeated.
         steps: The next step by phase, in a stage that resumes from a durable point within it.
         save: Makes a state durable.
     """
@@ -135,7 +135,7 @@ class ServerRound:
         quorum: float,
         *,
         aggregation: Mapping[str, Any] | None = None,
-        attempts: Mapping[tuple[str, ClientId], int] | None = None,
+        attempts: Callable[[str, ClientId], int] = lambda *_: 0,
         steps: Mapping[str, int] | None = None,
         save: Callable[[ServerRound, Any], Awaitable[None]] | None = None,
     ) -> None:
@@ -150,7 +150,7 @@ class ServerRound:
         self._abstained: set[ClientId] = set()  # who declined at least one question
         self._missed: set[ClientId] = set()  # who failed to answer at least one
         self._num_answers: Counter[str] = Counter()  # by phase
-        self._server, self._quorum, self._attempts, self._save = server, quorum, attempts or {}, save
+        self._server, self._quorum, self._attempts, self._save = server, quorum, attempts, save
         self._scope = ""  # before the purposes of random streams
         self._hung: dict[ClientId, str] = {}
         self._posted: list[Task] = []
@@ -426,7 +426,7 @@ class ServerRound:
                     outcome.set_result(kept)
             if not outcome.done() and client in self._hung:
                 outcome.set_result(Missing(self._hung[client], hung=True))
-            attempt = self._attempts.get((phase.name, client), 0)
+            attempt = self._attempts(phase.name, client)
             tasks.append(Task(name, client, epoch, self.index, phase.name, step, question, outcome, attempt=attempt))
         self._posted[:] = [task for task in self._posted if not task.done] + tasks
         return tasks

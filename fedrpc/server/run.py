@@ -18,11 +18,12 @@ from typing import IO, Any
 import torch
 
 from fedrpc import log
+from fedrpc.clock import PauseDetector
 from fedrpc.config import RunConfig, build, list_differences, read_toml, to_toml
 from fedrpc.data.partition_summary import summarize_partition
 from fedrpc.device import choose
-from fedrpc.errors import ConfigError, Unavailable
-from fedrpc.files import write_durably
+from fedrpc.errors import ConfigError, Damaged, Unavailable
+from fedrpc.files import CHECKSUMS, RESTORE, explain_damage, find_changed, write_durably
 from fedrpc.privacy.heads import HEADS_FILE, HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile, Stages
 from fedrpc.problem import Problem
@@ -41,6 +42,10 @@ from fedrpc.tls.credentials import ServerTls
 from fedrpc.wire.ledger import EVALUATE, LedgerFile
 from fedrpc.wire.tcpinfo import Meter
 
+_BEFORE_BEGIN = ("lock", "config.toml.tmp")  # a kill may leave them alone
+_SINCE_BEGIN = ("partition.json", "ledger.partial.jsonl", "ledger.jsonl", "records.jsonl", "spool", "summary.json")
+_TICK_S = 0.2  # how often time limits are looked at
+_RETURN_S = 10.0  # how long to wait for clients that were not told of the end; they try again every few seconds
 _FAREWELL_S = 5.0  # how long to wait until every client has learned that the run is over
 
 
@@ -57,6 +62,7 @@ class ServerOptions:
     health_listen: str | None = None
     metrics_listen: str | None = None
     linger: bool = False  # keep serving after the end, so that late clients learn of it
+    outlived: bool = True  # by its clients, which look for it again when it was killed
     when_over: Callable[[], None] = lambda: None  # called when the run directory is complete
 
 
@@ -64,7 +70,7 @@ def lock(out: Path) -> IO[str]:
     """Locks the run directory for this process; raises Unavailable while another server holds it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if not (out / "config.toml").exists() and any(path.name != "lock" for path in out.iterdir()):
+        if not (out / "config.toml").exists() and any(path.name not in _BEFORE_BEGIN for path in out.iterdir()):
             raise ConfigError(f"{out} is not empty and holds no run; choose another --out")
         held = (out / "lock").open("w")
     except OSError as error:
@@ -90,23 +96,34 @@ def claim(out: Path, config: RunConfig) -> str:
 
 
 def _claim(out: Path, config: RunConfig) -> str:
-    kept = out / "config.toml"
+    kept, named = out / "config.toml", out / "run_id"
+    is_begun = named.exists() or any((out / name).exists() for name in _SINCE_BEGIN)
     if kept.exists():
         old = build(read_toml(kept))
         if old.hash != config.hash:
             found = list_differences(old, config)
             apart = "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
             raise ConfigError(f"{out} holds another run ({apart}); choose another --out, or remove it")
-        last = CheckpointFolder(out / "checkpoints").load()
-        if last and last.round >= config.rounds:
-            raise ConfigError(
-                f"{out} has {last.round + 1} rounds already; --rounds {config.rounds} is fewer: choose another --out"
-            )
-    write_durably(kept, to_toml(config).encode())
-    path = out / "run_id"
-    if not path.exists():
-        write_durably(path, f"{config.hash}-{uuid.uuid4().hex[:8]}".encode())
-    return path.read_text().strip()
+    if not is_begun:
+        write_durably(kept, to_toml(config))
+        run_id = f"{config.hash}-{uuid.uuid4().hex[:8]}"
+        CheckpointFolder(out / "checkpoints", run_id).begin()
+        write_durably(named, run_id)
+        return run_id
+    folder = CheckpointFolder(out / "checkpoints")
+    run_id = folder.read_run_id()
+    if not run_id:
+        raise Damaged(f"{out / 'checkpoints'} has no manifest.json beside the rest of the run; {RESTORE}")
+    found_id = named.read_text(errors="replace").strip() if named.exists() else "nothing"
+    if found_id != run_id:
+        raise Damaged(f"{named} is damaged: expected {run_id}, got {found_id:.80}; write the expected id into it")
+    last = folder.load()
+    if last and last.round >= config.rounds:
+        raise ConfigError(
+            f"{out} has {last.round + 1} rounds already; --rounds {config.rounds} is fewer: choose another --out"
+        )
+    write_durably(kept, to_toml(config))
+    return run_id
 
 
 def load_finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
@@ -114,9 +131,12 @@ def load_finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
     path = out / "summary.json"
     if not path.exists():
         return None
-    result: dict[str, Any] = json.loads(path.read_text())
-    if result["num_rounds"] == config.rounds:
-        return result
+    with explain_damage(path, remedy="remove it and run the same command again, which writes it anew"):
+        for fault in find_changed(out, [path.name]):
+            raise ValueError(fault)
+        result: dict[str, Any] = json.loads(path.read_bytes())
+        if result["num_rounds"] == config.rounds:
+            return result
     path.unlink()
     return None
 
@@ -140,10 +160,12 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
         (options.out / ERROR_FILE).unlink(missing_ok=True)  # of a mistake that may be corrected by now
         if done := load_finished(options.out, problem.config):
             log.get("server").info("already_finished", out=str(options.out))
-            if not options.linger:
+            # The spool goes when clients were told of the end: if it is still here, a kill came before that.
+            if not options.linger and not (options.outlived and (options.out / "spool").exists()):
                 options.when_over()
                 return done
         else:
+            (options.out / CHECKSUMS).unlink(missing_ok=True)  # of files that change from here on
             write_durably(options.out / "partition.json", (json.dumps(table) + "\n").encode())
             log.get("server").info("run", id=run_id, method=problem.config.method, out=str(options.out))
         return await _run_server(problem, device, run_id, options, progress, health, stack)
@@ -178,12 +200,11 @@ async def _run_server(
     max_connections = reserve_files(config.clients)
     crowd = {"num_clients": config.clients, "max_connections": max_connections}
     grpc_server = GrpcServer(options.listen, options.tls, options.insecure, health, **crowd)
-    work, io = ThreadPoolExecutor(1, "work"), ThreadPoolExecutor(2, "io")
-    for pool in (work, io):
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+    work, io = (_start_pool(stack, *pool) for pool in ((1, "work"), (2, "io")))
     book = stack.enter_context(contextlib.closing(LedgerFile(out)))
     privacy = stack.enter_context(contextlib.closing(PrivacyFile(out / "privacy.jsonl", _list_stages(problem))))
     heads = stack.enter_context(contextlib.closing(HeadsFile(out / HEADS_FILE, run_id)))
+    spool = stack.enter_context(contextlib.closing(Spool(out / "spool")))
     roster = Roster(config.clients, config.limits.grace_s)
     mailbox = Mailbox(roster, config.limits, config.parallel)
     listeners = [progress]
@@ -191,7 +212,7 @@ async def _run_server(
         problem,
         run_id,
         mailbox,
-        Spool(out / "spool"),
+        spool,
         work,
         io,
         device,
@@ -213,18 +234,26 @@ async def _run_server(
         await grpc_server.start(servicer)
         log.get("server").info("listening", address=grpc_server.address)
         progress("listening", {"address": grpc_server.address})
-        result = load_finished(out, config) or await _run_watched(coordinator, mailbox, meter, servicer)
+        finished = load_finished(out, config)
+        result = finished or await _run_watched(coordinator, mailbox, servicer)
         coordinator.round = config.rounds
         mailbox.finish("the run is complete")
-        await _wait_for_farewells(roster)
+        await _wait_for_farewells(roster, _RETURN_S if finished and not options.linger else 0.0)
         await _close_run(options, work)
         if options.linger:
             log.get("server").info("lingering", until="a signal")
-            await _watch(mailbox, meter, servicer)
+            await _watch(mailbox, coordinator, servicer)
         return result
     finally:
         servicer.end()
         await grpc_server.stop(0.5)
+
+
+def _start_pool(stack: contextlib.AsyncExitStack, size: int, name: str) -> ThreadPoolExecutor:
+    """Starts threads that are given up without waiting when the server ends."""
+    pool = ThreadPoolExecutor(size, name)
+    stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+    return pool
 
 
 async def _close_run(options: ServerOptions, work: ThreadPoolExecutor) -> None:
@@ -240,11 +269,11 @@ def _notify(listeners: Iterable[Progress], name: str, values: dict[str, Any]) ->
         listener(name, values)
 
 
-async def _run_watched(coordinator: Coordinator, mailbox: Mailbox, meter: Meter, servicer: Servicer) -> dict[str, Any]:
+async def _run_watched(coordinator: Coordinator, mailbox: Mailbox, servicer: Servicer) -> dict[str, Any]:
     """Runs the coordinator and the reaper side by side: when one fails, so does the other."""
     try:
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(_watch(mailbox, meter, servicer))
+            watching = group.create_task(_watch(mailbox, coordinator, servicer))
             try:
                 result = await coordinator.run()
             except asyncio.CancelledError:
@@ -256,18 +285,26 @@ async def _run_watched(coordinator: Coordinator, mailbox: Mailbox, meter: Meter,
         raise failed.exceptions[0] from None
 
 
-async def _watch(mailbox: Mailbox, meter: Meter, servicer: Servicer) -> None:
+async def _watch(mailbox: Mailbox, coordinator: Coordinator, servicer: Servicer) -> None:
+    pauses = PauseDetector(_TICK_S)
     for tick in range(10**12):
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(_TICK_S)
+        if pause_s := pauses.tick():
+            log.get("server").warning("stood_still", seconds=round(pause_s, 1), counted_against="nobody")
         servicer.check_idle()
         mailbox.reap()
         if tick % 5 == 0:
-            meter.read()
+            coordinator.note_kernel()
             servicer.check_sockets()
 
 
-async def _wait_for_farewells(roster: Roster) -> None:
-    """Waits, a few seconds at most, until every stream has been told of the end, which closes its sessions."""
+async def _wait_for_farewells(roster: Roster, return_s: float) -> None:
+    """Waits, a few seconds at most, until every stream has been told of the end, which closes its sessions.
+
+    Args:
+        return_s: How long clients that lost the server may take to find it again.
+    """
+    await roster.wait_for_all(return_s)
     for _ in range(int(_FAREWELL_S / 0.05)):
         if not any(session.link for session in roster):
             break

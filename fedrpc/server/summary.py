@@ -191,10 +191,15 @@ def compute_exposure(rows: ledger.Rows, num_clients: int) -> dict[str, float]:
 def summarise_bytes(
     rows: ledger.Rows, cost: Cost, fedavg: Cost, kernel: Mapping[str, int], note: str
 ) -> dict[str, Any]:
-    """Builds the bytes part: three layers, the method's own bytes by kind, and its formula."""
+    """Builds the bytes part: three layers, the method's own bytes by kind, and its formula.
+
+    Args:
+        note: Why the kernel's bytes are not exact; then they are at least those of the messages that they carried.
+    """
     sums = ledger.compute_totals(rows)
     for direction in ("down", "up"):
-        sums["total"][direction]["kernel"] = kernel[direction]
+        total = sums["total"][direction]
+        total["kernel"] = max(kernel[direction], total["message"]) if note else kernel[direction]
     message = sum(sums["total"][d]["message"] for d in ("down", "up"))
     predicted = {
         d: {kind.label: size for kind, size in sorted(side.items())}

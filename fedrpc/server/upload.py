@@ -10,7 +10,8 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import BinaryIO
 
-from fedrpc.errors import WireError
+from fedrpc.errors import DiskFull, FedrpcError, WireError
+from fedrpc.files import explain_full
 from fedrpc.server.mailbox import Task
 from fedrpc.server.pace import PATIENCE_S, PERMIT_BYTES_S, Pace, Permit
 from fedrpc.server.roster import Session
@@ -52,14 +53,21 @@ class Upload:
         pool: Executor,
         grant: Callable[[], None],
         refuse: Callable[[str], None],
+        fail: Callable[[FedrpcError], None],
     ) -> None:
-        """Waits for a permit in the background, then opens a file and calls `grant`, or `refuse` with a reason."""
+        """Waits for a permit in the background, then opens a file and calls `grant`.
+
+        Calls `refuse` with a reason when that cannot be done, and `fail` when it could not for anybody.
+        """
 
         async def hold_permit() -> None:
             async with Permit(permits) as self._permit:
                 try:
                     self._path = spool.make_incoming_path(self.task.epoch, self.task.task_id)
-                    self._file = self._path.open("wb")
+                    with explain_full(self._path):
+                        self._file = self._path.open("wb")
+                except DiskFull as error:
+                    return fail(error)
                 except OSError as error:
                     refuse(f"the server cannot write: {error.strerror}")
                     return
@@ -112,8 +120,9 @@ class Upload:
     def keep(self, spool: Spool) -> Path:
         """Moves the complete result to where the spool keeps it."""
         assert self._file is not None and self._path is not None, "it is complete"
-        self._file.close()
-        return spool.keep(self._path, self.task.epoch, self.task.task_id)
+        with explain_full(self._path):
+            self._file.close()
+            return spool.keep(self._path, self.task.epoch, self.task.task_id)
 
     async def end(self) -> None:
         """Gives back the permit and removes the file, unless the spool has it."""

@@ -23,7 +23,8 @@ from torch import Tensor
 from fedrpc import config as settings
 from fedrpc.client.store import ClientStore, Transaction
 from fedrpc.device import choose
-from fedrpc.errors import ConfigError
+from fedrpc.errors import ConfigError, Damaged
+from fedrpc.files import RESTORE
 from fedrpc.methods import METHODS
 from fedrpc.methods.runtime import SETUP_ROUND, Env
 from fedrpc.methods.tools import PastClient, SharedItems, View
@@ -120,6 +121,11 @@ class PastRun:
         self.run: Run = read_run(request.folder)
         self.problem = Problem(settings.build(settings.read_toml(request.folder / "config.toml")), request.data_dir)
         self.config, self.method = self.problem.config, self.problem.method
+        if (got := self.config.hash) != (expected := self.run.summary.get("config_hash", got)):
+            raise Damaged(
+                f"{request.folder}/config.toml was changed since the run ended: expected hash {expected}, got {got}; "
+                f"{RESTORE}"
+            )
         if self.problem.partition.sha256 != self.run.partition["sha256"]:
             raise ConfigError(
                 f"the partition of the data here is not that of the run in {request.folder}: expected SHA-256 "

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import ConfigError
+from fedrpc.files import find_changed
 from fedrpc.privacy.accountant import choose_accountant, compute_epsilon, describe_weak_delta
 from fedrpc.privacy.heads import HEADS_FILE, find_forged_heads, read_keys
 from fedrpc.privacy.ledger import GENESIS, TAKEN_OVER
@@ -91,6 +92,7 @@ def audit_run(run: Path) -> Audit:
     facts, gaps = load_facts(run)
     held = hold_against_facts(facts, rows, unaccounted) if facts else None
     found = Audit(len(rows), heads, [], faults + _compare_with_stores(run, heads))
+    found.faults += find_changed(run, FILES)
     if (run / HEADS_FILE).is_file():
         found.faults += find_forged_heads(run / HEADS_FILE, _read_run_id(run), chains)
         found.keys = read_keys(run / HEADS_FILE)
@@ -154,7 +156,7 @@ def _read_ledger(path: Path) -> Iterator[tuple[Key, Sums]]:
 
 
 def _read_run_id(run: Path) -> str:
-    return (run / "run_id").read_text().strip() if (run / "run_id").is_file() else ""
+    return (run / "run_id").read_text(errors="replace").strip() if (run / "run_id").is_file() else ""
 
 
 def _compare_with_stores(run: Path, heads: Mapping[int, tuple[int, bytes]]) -> list[str]:
@@ -168,7 +170,7 @@ def _compare_with_stores(run: Path, heads: Mapping[int, tuple[int, bytes]]) -> l
         client = int(folder.parent.name)
         try:
             theirs = _read_head(database)
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             faults.append(f"client {client}: its own chain cannot be read: {error}")
             continue
         ours = heads.get(client, (0, GENESIS))

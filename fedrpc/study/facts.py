@@ -18,7 +18,7 @@ from torch import nn
 
 from fedrpc import models
 from fedrpc.config import RunConfig, build, parse_params, read_toml
-from fedrpc.errors import ConfigError
+from fedrpc.errors import ConfigError, Damaged
 from fedrpc.methods import METHODS
 from fedrpc.methods.method import Method
 from fedrpc.methods.runtime import SETUP_ROUND, Env
@@ -185,6 +185,8 @@ def _load_facts(run: Path) -> tuple[Facts | None, list[str]]:
         if len(partition["num_train"]) != len(partition["n_kc"]):
             raise ValueError("num_train and n_kc are of different numbers of clients")
         found = Facts(config, partition["num_train"], tuple(partition["shape"]), partition["num_classes"], stages)
+    except Damaged:
+        raise
     except ConfigError as error:
         return None, [f"costs were not compared with the configuration: {error}"]
     return found, [f"who was asked is not known of {without} rounds: records.jsonl does not say"] if without else []

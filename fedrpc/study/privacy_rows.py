@@ -56,7 +56,7 @@ def read_privacy_rows(path: Path) -> tuple[list[PrivacyRow], Chains, list[str]]:
     rows: list[PrivacyRow] = []
     chains: Chains = {}
     broken: dict[int, str] = {}
-    with path.open() as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
                 row = json.loads(line)

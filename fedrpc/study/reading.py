@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedrpc.errors import ConfigError
+from fedrpc.errors import ConfigError, Damaged
+from fedrpc.files import explain_damage, find_changed
 from fedrpc.metrics import records as records_file
 from fedrpc.privacy.mechanisms import Coverage
 from fedrpc.wire import ledger as wire_ledger
@@ -149,7 +150,9 @@ class Run:
     @cached_property
     def releases(self) -> list[Releases]:
         """privacy.jsonl, with equal releases counted together; different parameters of a mechanism are kept apart."""
-        return _group_releases(records_file.read_records(self.folder / "privacy.jsonl"))
+        path = self.folder / "privacy.jsonl"
+        with explain_damage(path):
+            return _group_releases(records_file.read_records(path))
 
 
 def _group_releases(rows: Iterable[Mapping[str, Any]]) -> list[Releases]:
@@ -172,6 +175,8 @@ def read_run(folder: Path) -> Run:
         ConfigError: There is none, it is not finished, or a file cannot be read.
     """
     check_finished(folder)
+    for fault in find_changed(folder, FILES):
+        raise Damaged(fault)
     run = Run(
         folder=folder,
         config=_parse(folder / "config.toml", lambda path: tomllib.loads(path.read_text(encoding="utf-8"))),
@@ -210,11 +215,15 @@ def check_finished(folder: Path, files: Sequence[str] = FILES) -> None:
 
 
 def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    found = json.loads(path.read_bytes())
+    if not isinstance(found, dict):
+        raise ValueError(f"expected an object, got {str(found)[:40]}")
+    return found
 
 
 def _parse(path: Path, parse: Callable[[Path], Any]) -> Any:
     try:
-        return parse(path)
-    except (OSError, ValueError) as error:
+        with explain_damage(path):
+            return parse(path)
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None

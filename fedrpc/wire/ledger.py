@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import WireError
-from fedrpc.files import write_atomically
+from fedrpc.files import Appended, explain_damage, read_lines, write_atomically
 from fedrpc.wire.frames import Inline, count_field_bytes, count_message_bytes
 from fedrpc.wire.kinds import DIRECTIONS, Direction, Kind
 from fedrpc.wire.message import part
@@ -25,7 +26,12 @@ _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """Identifies a row of the ledger."""
+    """Identifies a row of the ledger.
+
+    Args:
+        aborted: The attempt brought nothing whole, or only the reason why there is no answer.
+        repeated: The same message had come whole before, and was lost on one side.
+    """
 
     round: int
     phase: str
@@ -34,6 +40,7 @@ class Key:
     client: int
     attempt: int
     aborted: bool = False
+    repeated: bool = False
 
 
 @dataclass
@@ -144,36 +151,52 @@ def merge(into: Rows, rows: Rows) -> None:
 
 def to_json(key: Key, sums: Sums) -> str:
     """Writes a row as one line of ledger.jsonl."""
-    return _to_json(vars(key) | vars(sums))
+    return _to_json(_to_row(key, sums))
+
+
+def _to_row(key: Key, sums: Sums) -> dict[str, Any]:
+    row = vars(key) | vars(sums)
+    if not key.repeated:
+        del row["repeated"]  # it is rare
+    return row
 
 
 def from_json(line: str) -> tuple[Key, Sums]:
     """Reads a row from a line that `to_json` wrote."""
-    row = json.loads(line)
+    return _from_row(json.loads(line))
+
+
+def _from_row(row: dict[str, Any]) -> tuple[Key, Sums]:
     sums = Sums(*(row.pop(name) for name in ("tensor_bytes", "message_bytes", "messages")))
     return Key(**row), sums
 
 
 def read_rows(path: Path) -> Iterator[tuple[Key, Sums]]:
-    """Reads the rows of a ledger file; a last line that a crash tore is left out."""
-    if path.exists():
-        with path.open() as file:
-            for line in file:
-                if line.endswith("\n"):
-                    yield from_json(line)
+    """Reads the rows of a ledger file; a last line that a crash tore is left out. Raises Damaged."""
+    for row in read_lines(path):
+        with explain_damage(path):
+            found = _from_row(row)
+        yield found
 
 
 class LedgerFile:
     """The server's ledger on disk: rows of finished rounds in ledger.jsonl, of the current one in a journal.
 
     The journal's first line says how many bytes of ledger.jsonl are valid, so a crash at any moment neither loses a row
-    nor counts one twice. Late rows for a key that was written before (a retry, a resumed run) are added to its row.
+    nor counts one twice. Each further line is one booking, whole or not at all. Late rows for a key that was written
+    before (a retry, a resumed run) are added to its row.
+
+    Attributes:
+        kernel: The kernel's bytes (sent, received) of the whole run, as they were last noted.
+        num_resumed: How often the current round was taken up again.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "ledger.jsonl"
         self._journal_path = folder / "ledger.partial.jsonl"
         self.current: Rows = {}
+        self.kernel, self.num_resumed = [0, 0], 0
+        self._whole: set[str] = set()  # the messages of this round that came whole, by direction and task
         self._size = self._recover()
         self._last_round = -(10**9)  # the last round that ledger.jsonl has rows of
         self.sums: dict[tuple[str, str], Sums] = {}  # of the whole run so far, by direction and kind
@@ -187,31 +210,77 @@ class LedgerFile:
         """Replays the journal after a crash, and undoes a write to ledger.jsonl that the crash interrupted."""
         size = self.path.stat().st_size if self.path.exists() else 0
         if self._journal_path.exists():
-            with self._journal_path.open() as file:
-                size = min(size, json.loads(file.readline())["ledger_bytes"])
-                for line in file:
-                    if line.endswith("\n"):
-                        merge(self.current, dict([from_json(line)]))
+            with explain_damage(self._journal_path):
+                first, *lines = read_lines(self._journal_path)
+                self._read_header(first)
+                for line in lines:
+                    self._replay(line)
+                valid = int(first["ledger_bytes"])
+            size = self._check_size(size, valid)
         if self.path.exists():
             os.truncate(self.path, size)
         return size
 
+    def _check_size(self, size: int, valid: int) -> int:
+        """Returns how much of ledger.jsonl counts; raises Damaged unless it is there, and ends with a whole line."""
+        with explain_damage(self.path):
+            if size < valid:
+                raise ValueError(f"it has {size} bytes, and {self._journal_path.name} expects {valid}")
+            if valid:
+                with self.path.open("rb") as file:
+                    file.seek(valid - 1)
+                    if file.read(1) != b"\n":
+                        raise ValueError(f"no line ends at byte {valid}, as {self._journal_path.name} says")
+        return valid
+
+    def _read_header(self, first: Mapping[str, Any]) -> None:
+        self.kernel = [int(size) for size in first["kernel"]]
+        self.num_resumed = int(first["num_resumed"]) + 1
+        self._whole.update(first["whole"])
+
+    def _replay(self, line: dict[str, Any]) -> None:
+        merge(self.current, dict(_from_row(row) for row in line.get("rows", ())))
+        self.kernel = line.get("kernel", self.kernel)
+        if "whole" in line:
+            self._whole.add(line["whole"])
+
     def _start_journal(self) -> None:
-        lines = [json.dumps({"ledger_bytes": self._size}), *(to_json(key, sums) for key, sums in self.current.items())]
+        first = {"ledger_bytes": self._size, "num_resumed": self.num_resumed, "kernel": self.kernel}
+        lines = [_to_json(first | {"whole": sorted(self._whole)})]
+        if self.current:
+            lines.append(_to_json({"rows": [_to_row(key, sums) for key, sums in self.current.items()]}))
         write_atomically(self._journal_path, "".join(line + "\n" for line in lines), sync=True)
-        self._journal = self._journal_path.open("a")
+        self._journal = Appended(self._journal_path)
 
-    @staticmethod
-    def _write(file: Any, rows: Rows) -> None:
-        file.writelines(to_json(key, sums) + "\n" for key, sums in rows.items())
-        file.flush()
+    def book(self, rows: Rows, whole: str = "") -> None:
+        """Adds the rows of a closed attempt, all of one direction.
 
-    def book(self, rows: Rows) -> None:
-        """Adds the rows of a closed attempt."""
+        Args:
+            whole: The id of the task whose question or answer came whole with this attempt. When it came whole before,
+                its rows are marked as repeated.
+        """
+        line: dict[str, Any] = {}
+        if whole:
+            line["whole"] = f"{next(iter(rows)).direction}/{whole}"
+            if line["whole"] in self._whole:
+                rows = {replace(key, repeated=key.phase != SESSION): sums for key, sums in rows.items()}
+        line["rows"] = [_to_row(key, sums) for key, sums in rows.items()]
+        self._journal.add(_to_json(line) + "\n")
+        if whole:
+            self._whole.add(line["whole"])
         merge(self.current, rows)
         for key, sums in rows.items():
             self._count(key, sums)
-        self._write(self._journal, rows)
+
+    def note_kernel(self, sent: int, received: int) -> None:
+        """Notes the kernel's bytes of the whole run so far, which a kill would take with it."""
+        if [sent, received] != self.kernel:
+            self.kernel = [sent, received]
+            self._journal.add(_to_json({"kernel": self.kernel}) + "\n")
+
+    def forget_tasks(self) -> None:
+        """Forgets which messages came whole: there is a durable point, and none of them is asked for again."""
+        self._whole.clear()
 
     def _count(self, key: Key, sums: Sums) -> None:
         self.sums.setdefault((key.direction, key.kind), Sums()).add(sums)
@@ -228,25 +297,30 @@ class LedgerFile:
             self._size = 0
             self._journal.close()
             self._start_journal()
-        os.fsync(self._journal.fileno())
-        with self.path.open("a") as file:
-            file.truncate(self._size)
-            self._write(file, dict(sorted(self.current.items())))
-            os.fsync(file.fileno())
-            self._size = file.tell()
+        self._journal.sync()
+        with contextlib.closing(Appended(self.path, self._size)) as file:
+            text = "".join(to_json(key, sums) + "\n" for key, sums in sorted(self.current.items())).encode()
+            file.add(text, sync=True)
+            self._size += len(text)
         self._last_round = max((key.round for key in self.current), default=self._last_round)
-        self.current = {}
+        self.current, self.num_resumed = {}, 0
+        self._whole.clear()
         self._journal.close()
         self._start_journal()
 
-    def find_next_attempts(self, round_index: int) -> dict[tuple[str, int], int]:
-        """Finds the next delivery's number by (phase, client), where the server delivered tasks before a restart."""
+    def find_next_attempts(self, round_index: int) -> Callable[[str, int], int]:
+        """Returns what gives the number of the next delivery of a phase to a client.
+
+        In a round that the server takes up again it is above those in the journal, and above one that a kill kept from
+        being booked.
+        """
         found: dict[tuple[str, int], int] = {}
         for key in self.current:
             if key.round == round_index and key.direction == "down" and key.phase != SESSION:
                 where = (key.phase, key.client)
                 found[where] = max(found.get(where, 0), key.attempt + 1)
-        return found
+        least = self.num_resumed
+        return lambda phase, client: max(least, found.get((phase, client), 0))
 
     def close(self) -> None:
         """Closes the journal and removes it when it is empty."""
@@ -264,28 +338,8 @@ class LedgerFile:
 
 
 def find_other_rows(rows: Mapping[Key, Sums]) -> set[Key]:
-    """Finds the rows that are no cost of the method: session, evaluation, aborted attempts and repetitions.
-
-    A completed attempt is a repetition when an earlier one of the same phase and client completed. It is not when one
-    was aborted, which it replaces. Nor is it in a phase of several questions: rows do not distinguish them, and after a
-    restart new questions have a later attempt, too.
-    """
-    unclear = {_question_key(key) for key, sums in rows.items() if key.aborted or _has_several(key, sums)}
-    whole: dict[tuple[int, str, str, int], int] = {}
-    for key in rows:
-        if not key.aborted:
-            whole[_question_key(key)] = min(key.attempt, whole.get(_question_key(key), key.attempt))
-    later = {key for key in rows if not key.aborted and key.attempt > whole[_question_key(key)]}
-    repeated = {key for key in later if _question_key(key) not in unclear}
-    return repeated | {key for key in rows if key.aborted or key.phase in _OUTSIDE}
-
-
-def _has_several(key: Key, sums: Sums) -> bool:
-    return key.kind == Kind.ENVELOPE.label and sums.messages > 1
-
-
-def _question_key(key: Key) -> tuple[int, str, str, int]:
-    return key.round, key.phase, key.direction, key.client
+    """Finds the rows that are no cost of the method: session, evaluation, aborted attempts and repetitions."""
+    return {key for key in rows if key.aborted or key.repeated or key.phase in _OUTSIDE}
 
 
 def compute_totals(rows: Mapping[Key, Sums]) -> dict[str, Any]:
@@ -381,7 +435,7 @@ def group_by_client(rows: Mapping[Key, Sums]) -> dict[int, Rows]:
     return groups
 
 
-def compare(server: Rows, client: Rows, *, interrupted: bool = False) -> dict[str, int]:
+def compare(server: Rows, client: Rows, *, interrupted: bool = False, resumed: bool = False) -> dict[str, int]:
     """Compares both sides' rows of one client's completed attempts; the session is left out.
 
     Rows that only one side has (it saw them aborted, or was killed before it wrote them) are counted, not compared.
@@ -389,17 +443,26 @@ def compare(server: Rows, client: Rows, *, interrupted: bool = False) -> dict[st
     Args:
         interrupted: The client's stream broke and came back. What was under way then may be complete for the server
             alone, so a row of several messages of which the client has less counts as the server's alone, too.
+        resumed: The server was killed and came back. It books a question when it is sent, so the last one may be
+            complete for the client alone.
     """
     ours, theirs = _select_completed(server), _select_completed(client)
     both = ours.keys() & theirs.keys()
     short = {key for key in both if interrupted and theirs[key].is_less_than(ours[key])}
+    lost = {key for key in both if resumed and key.direction == "down" and ours[key].is_less_than(theirs[key])}
+    compared = both - short - lost
     return {
-        "compared": len(both - short),
-        "differing": sum(ours[key] != theirs[key] for key in both - short),
+        "compared": len(compared),
+        "differing": sum(ours[key] != theirs[key] for key in compared),
         "only_server": len(ours.keys() - both) + len(short),
-        "only_client": len(theirs.keys() - both),
+        "only_client": len(theirs.keys() - both) + len(lost),
     }
 
 
 def _select_completed(rows: Rows) -> Rows:
-    return {key: sums for key, sums in rows.items() if key.phase != SESSION and not key.aborted}
+    """The rows of what came whole; a client does not know what the server has lost, and asks for again."""
+    found: Rows = {}
+    for key, sums in rows.items():
+        if key.phase != SESSION and not key.aborted:
+            merge(found, {replace(key, repeated=False): sums})
+    return found

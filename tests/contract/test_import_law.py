@@ -21,7 +21,8 @@ FILES = sorted(
     if not path.stem.endswith(("_pb2", "_pb2_grpc"))  # generated
 )
 
-BASE = {"errors", "files", "log", "seeds", "registry", "catalog", "device", "process", "__init__", "__version__"}
+BASE = {"errors", "files", "log", "clock", "seeds", "registry", "catalog", "device", "process"}
+BASE |= {"__init__", "__version__"}
 INTERFACE = {"method", "phases", "runtime", "cost", "tools", "builtin"}  # modules of methods/ that halves are given
 GRPC = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "grpc_channelz"}
 GRPC_FILES = {"fedrpc/server/app.py", "fedrpc/client/transport.py", "fedrpc/tls/credentials.py"}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-LEDGER_KEY = ("round", "phase", "kind", "direction", "client", "attempt", "aborted")
+LEDGER_KEY = ("round", "phase", "kind", "direction", "client", "attempt", "aborted", "repeated")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -45,9 +45,10 @@ class RunDir:
 
     @property
     def journal(self) -> list[dict[str, Any]]:
-        """The ledger's rows of the current round."""
+        """The ledger's rows of the current round, as they were booked."""
         lines = (self.path / "ledger.partial.jsonl").read_text().splitlines(keepends=True)
-        return [row for row in (json.loads(line) for line in lines if line.endswith("\n")) if "client" in row]
+        bookings = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [row for booking in bookings for row in booking.get("rows", ())]
 
     @property
     def durable_round(self) -> int:
@@ -84,7 +85,7 @@ def _count_small(path: Path) -> int:
 
 def find_repeated_ledger_keys(run: RunDir) -> list[tuple[Any, ...]]:
     """Finds keys that more than one row of the ledger has."""
-    counts = Counter(tuple(row[name] for name in LEDGER_KEY) for row in run.ledger)
+    counts = Counter(tuple(row.get(name) for name in LEDGER_KEY) for row in run.ledger)
     return [key for key, count in counts.items() if count > 1]
 
 

@@ -249,7 +249,7 @@ def test_a_client_id_that_a_live_client_holds(waiting: Program, tmp_path: Path, 
     ended = _client(programs, waiting.address(), 0, tmp_path / "other")
     assert_one_line(ended, UNAVAILABLE, "client id 0 is used by another live client")
     ended = _client(programs, waiting.address(), 0, tmp_path / "state")
-    assert_one_line(ended, CONFIG, "client 0 is already running with the state folder", "--state-dir")
+    assert_one_line(ended, UNAVAILABLE, "client 0 is already running with the state folder", "--state-dir")
 
 
 @pytest.mark.parametrize(

@@ -314,3 +314,4 @@ def test_a_client_is_killed_again_and_again_in_a_phase_of_many_steps(tmp_path: P
     assert list(find_broken_links(out)) == []
     check = out.summary["ledger_check"]
     assert (check["missing"], check["differing"], check["only_client"]) == (0, 0, 0)
+    assert out.summary["bytes"]["method"] == undisturbed.summary["bytes"]["method"], "what came twice counts once"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +48,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs) 
     server = programs.server(out.path, *words)
     clients = programs.clients(server.address(), 2, folder / "state")
     gates.wait("client-1-5")
-    os.kill(clients[1].pid, signal.SIGKILL)
+    clients[1].kill()  # and waits: until it is gone, nobody else can be client 1
     gates.open("client-1-5")
     again = programs.client(server.address(), 1, folder / "state")
     gates.wait("client-1-12")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,43 @@ def test_a_server_by_hand_ends_at_ctrl_c(tmp_path: Path, programs: Programs) -> 
     server.send(signal.SIGINT)
     assert server.wait() == 130
     assert "Traceback" not in server.err
+
+
+def test_a_server_that_stood_still_does_not_hold_it_against_its_clients(
+    tmp_path: Path, programs: Programs, gates: Gates, finished: RunDir
+) -> None:
+    """It is stopped for longer than the deadline of a task that was just delivered."""
+    out = RunDir(tmp_path / "run")
+    deadline_s = 6.0
+    gates.shut("client-1-1")
+    words = settings(method="gated", params__gates=str(gates.folder), limits__deadline_s=deadline_s)
+    server = programs.server(out.path, *words)
+    programs.clients(server.address(), NUM_CLIENTS, tmp_path / "state")
+    gates.wait("client-1-1")
+    server.send(signal.SIGSTOP)
+    time.sleep(deadline_s + 2)
+    server.send(signal.SIGCONT)
+    wait_for("the server notices", lambda: server.read_log("stood_still"))
+    gates.open("client-1-1")
+    server.wait_for_success()
+    assert not server.read_log("client_missing")
+    assert out.model_sha256 == finished.model_sha256
+    assert_sound(out)
+
+
+def test_a_server_that_was_killed_after_its_summary_still_tells_its_clients(
+    tmp_path: Path, programs: Programs, finished: RunDir
+) -> None:
+    """The end of the run is there, and then the server is not: clients look for it until it has told them."""
+    out, listen = RunDir(tmp_path / "run"), f"127.0.0.1:{find_free_port()}"
+    words = settings()
+    shutil.copytree(finished.path, out.path)
+    (out.path / "spool").mkdir()  # it goes when the clients were told
+    clients = programs.clients(listen, NUM_CLIENTS, out.path / "clients")
+    server = programs.server(out.path, *words, listen=listen)
+    assert [client.wait() for client in clients] == [0] * NUM_CLIENTS
+    server.wait_for_success()
+    assert out.model_sha256 == finished.model_sha256
+    assert not (out.path / "spool").exists()
+    again = programs.server(out.path, *words, listen=listen).wait_for_success()
+    assert not again.read_log("listening"), "once is enough"

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fedrpc.errors import ConfigError
-from fedrpc.files import explain_unwritable, open_replacement, write_atomically, write_durably
+from fedrpc.errors import ConfigError, Damaged, DiskFull
+from fedrpc.files import (
+    Appended,
+    explain_unwritable,
+    measure_whole_lines,
+    open_replacement,
+    read_lines,
+    write_atomically,
+    write_durably,
+)
 
 
 @pytest.mark.parametrize("write", [write_atomically, write_durably])
@@ -26,6 +36,7 @@ def test_an_error_while_writing_keeps_the_old_contents(tmp_path: Path) -> None:
     with pytest.raises(TypeError), open_replacement(path) as file:
         file.writelines([b"half", None])
     assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path], "half a file would only take room"
 
 
 def test_contents_are_synced_before_they_take_the_name_and_the_folder_after(
@@ -48,3 +59,66 @@ def test_a_file_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path)
     path = tmp_path / "absent" / "file"
     with pytest.raises(ConfigError, match=r"cannot write .*absent/file: .*check free space"), explain_unwritable(path):
         write_atomically(path, "")
+
+
+# Lines
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a\n", "a\nb", "a\n\n", "b" * 200_000, "a\n" + "b" * 200_000, "a" * 70_000 + "\nb"]
+)
+def test_whole_lines_end_at_the_last_newline(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "lines"
+    assert measure_whole_lines(path) == 0
+    path.write_text(text)
+    assert measure_whole_lines(path) == text.rfind("\n") + 1
+
+
+def test_lines_are_read_up_to_one_that_a_kill_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text('{"a": 1}\n{"a": 2}\n{"a"')
+    assert [row["a"] for row in read_lines(path)] == [1, 2]
+    for damaged in (b"{]\n", b"3\n", b"\xff\n", b"\n", b"[" * 100_000 + b"\n"):
+        path.write_bytes(b'{"a": 1}\n' + damaged)
+        with pytest.raises(Damaged, match=r"lines, line 2 is damaged: .*; put a copy of it in its place"):
+            list(read_lines(path))
+
+
+# Appended pieces
+
+
+def test_pieces_are_appended_and_found_again(tmp_path: Path) -> None:
+    file = Appended(tmp_path / "file")
+    assert [file.add("one"), file.add(b"two", sync=True)] == [0, 3]
+    assert (file.read(3, 3), (tmp_path / "file").read_text()) == (b"two", "onetwo")
+    file.close()
+    assert Appended(tmp_path / "file", size=3).add("2") == 3
+    assert (tmp_path / "file").read_text() == "one2"
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """No file may have more than 100 bytes: the system takes what fits, and refuses the rest."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_piece_that_does_not_fit_is_left_out_whole(tmp_path: Path, small_disk: None) -> None:
+    file = Appended(tmp_path / "file")
+    file.add("a" * 60)
+    with pytest.raises(DiskFull, match=r"cannot write .*file: .*; free space there, then run the same command again"):
+        file.add("b" * 60)
+    assert (tmp_path / "file").read_text() == "a" * 60
+    file.add("c" * 40)
+    assert (tmp_path / "file").read_text() == "a" * 60 + "c" * 40
+
+
+def test_a_replacement_that_does_not_fit_leaves_the_old_file_and_no_other(tmp_path: Path, small_disk: None) -> None:
+    path = tmp_path / "file"
+    write_durably(path, "old")
+    with pytest.raises(DiskFull, match="cannot write"):
+        write_durably(path, "n" * 200)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

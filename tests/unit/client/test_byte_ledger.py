@@ -58,6 +58,16 @@ def test_a_torn_line_is_left_out_and_what_follows_is_whole(path: Path, opened: C
     assert opened().read() == {ONE: Sums(1, 2, 3), OTHER: Sums(4, 5, 6)}
 
 
+def test_rows_before_damage_are_kept_and_the_file_is_set_aside(path: Path, opened: Callable[[], ByteLedger]) -> None:
+    opened().book({ONE: Sums(1, 2, 3)})
+    opened().book({OTHER: Sums(4, 5, 6)})
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + b"\xff" + second[1:])
+    opened().book({OTHER: Sums(7, 8, 9)})
+    assert opened().read() == {ONE: Sums(1, 2, 3), OTHER: Sums(7, 8, 9)}
+    assert path.with_name("torn-bytes.jsonl").exists()
+
+
 def test_a_file_of_many_lines_is_added_up(
     path: Path, opened: Callable[[], ByteLedger], monkeypatch: pytest.MonkeyPatch
 ) -> None:

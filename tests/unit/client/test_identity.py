@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedrpc.client.identity import Identity, default_state_dir
-from fedrpc.errors import ConfigError, Refused
+from fedrpc.errors import ConfigError, Damaged, Taken
 
 
 def test_a_client_is_the_same_after_a_restart(tmp_path):
@@ -24,6 +24,14 @@ def test_a_client_is_the_same_after_a_restart(tmp_path):
     again.release()
 
 
+@pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"a b", b"a\x00b"])
+def test_a_damaged_instance_is_one_line(tmp_path, data):
+    Identity(tmp_path, 3).release()
+    (tmp_path / "3" / "instance").write_bytes(data)
+    with pytest.raises(Damaged, match=r"instance is damaged: .*; remove it"):
+        Identity(tmp_path, 3)
+
+
 def test_every_client_and_every_folder_has_its_own_instance(tmp_path):
     found = [Identity(tmp_path / folder, client) for folder in ("a", "b") for client in (0, 1)]
     assert len({identity.instance for identity in found}) == 4
@@ -32,16 +40,22 @@ def test_every_client_and_every_folder_has_its_own_instance(tmp_path):
         identity.release()
 
 
-def test_a_client_runs_only_once_at_a_time(tmp_path):
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Identities that wait for a lock a short time only."""
+    monkeypatch.setattr("fedrpc.client.identity._PATIENCE_S", 0.2)
+
+
+def test_a_client_runs_only_once_at_a_time(tmp_path, hasty):
     first = Identity(tmp_path, 3)
     for _ in range(2):
-        with pytest.raises(Refused, match="client 3 is already running"):
+        with pytest.raises(Taken, match="client 3 is already running"):
             Identity(tmp_path, 3)
     first.release()
     Identity(tmp_path, 3).release()
 
 
-def test_the_lock_goes_with_a_process_that_is_killed(tmp_path):
+def test_the_lock_goes_with_a_process_that_is_killed(tmp_path, hasty):
     code = f"""
 import fcntl, os, pathlib, sys
 file = pathlib.Path({str(tmp_path)!r}, "3", "lock").open("w")
@@ -55,7 +69,7 @@ sys.stdin.read()
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        with pytest.raises(Refused):
+        with pytest.raises(Taken):
             Identity(tmp_path, 3)
         process.kill()
     Identity(tmp_path, 3).release()

@@ -280,6 +280,18 @@ async def test_a_failure_says_why(failure, code):
         assert (frame.envelope.question, frame.envelope.epoch) == (b"asked", 2)
         wire.acknowledge()
         await sending
+        assert (wire.one.booked("up", aborted=True) == 0) == failure.abstained
+
+
+@asynchronous
+async def test_an_error_is_booked_apart_from_the_answer_that_may_follow():
+    async with line() as wire:
+        sending = asyncio.create_task(wire.stream.send_failure(1, Envelope("t"), Failure("the disk is full")))
+        await until(lambda: wire.call.frames)
+        wire.acknowledge()
+        await sending
+        assert wire.one.booked("up") == 0
+        assert wire.one.booked("up", aborted=True) == count(wire.call.sent[1:])
 
 
 @asynchronous

@@ -202,6 +202,7 @@ async def office(folder: Path, num_clients: int = 2, **limits: Any) -> AsyncIter
         await asyncio.gather(*(stream.running for stream in found.streams), return_exceptions=True)
         found.io.shutdown()
         found.book.close()
+        found.spool.close()
         found.privacy.close()
         found.heads.close()
 

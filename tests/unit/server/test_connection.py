@@ -15,11 +15,13 @@ from fedrpc.server.roster import UnknownSession
 from fedrpc.server.spool import read_reply
 from fedrpc.wire.codec import decode
 from fedrpc.wire.kinds import Kind
-from fedrpc.wire.ledger import SESSION
+from fedrpc.wire.ledger import SESSION, compute_totals
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.fakes import asynchronous, task_of
 from tests.unit.server.streams import LARGE, SMALL, STATUS, linger, office, pass_time, until
 from tests.unit.wire.messages import One, same
+
+FIT_UP = ("fit", "up")
 
 # Tasks and results
 
@@ -100,6 +102,64 @@ async def test_a_failure_ends_its_task_with_the_reason(tmp_path, code, missing):
         stream.send(pb.Frame(session=stream.number(), envelope=envelope))
         assert await stream.receive_receipt() == ("ACCEPTED", task.task_id)
         assert task.outcome.result() == missing
+
+
+@asynchronous
+async def test_a_failure_does_not_share_its_row_with_a_later_answer(tmp_path):
+    """A client whose disk was full gives a reason; asked again after a restart of the server, it gives its answer."""
+    for life in range(2):
+        async with office(tmp_path) as desk:
+            stream = await desk.connect(1)
+            task = desk.post(1)
+            await stream.receive_task()
+            if life:
+                stream.send(*stream.frames(task))
+            else:
+                digest, why = task.question.payload.digest, pb.Failure(code=pb.Failure.CODE_ERROR, reason="disk full")
+                envelope = pb.Envelope(task_id=task.task_id, question=digest, failure=why)
+                stream.send(pb.Frame(session=stream.number(), envelope=envelope))
+            assert await stream.receive_receipt() == ("ACCEPTED", task.task_id)
+            up = {key: sums for key, sums in desk.book.read_all_rows().items() if (key.phase, key.direction) == FIT_UP}
+    assert {(key.aborted, sums.messages) for key, sums in up.items() if key.kind == "envelope"} == {
+        (True, 1),
+        (False, 1),
+    }
+    assert not any(key.repeated for key in up)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("answer", [SMALL, LARGE], ids=["small", "large"])
+@asynchronous
+async def test_a_kill_between_booking_a_result_and_keeping_it_loses_none_of_its_bytes(tmp_path, monkeypatch, answer):
+    """The client sends the result again, and what the method costs is as if nothing had happened."""
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    for life in range(2):
+        async with office(tmp_path) as desk:
+            with monkeypatch.context() as patch:
+                for name in ("keep", "keep_small"):
+                    if not life:
+                        patch.setattr(type(desk.spool), name, die)
+                stream = await desk.connect(1)
+                task = desk.post(1)
+                await stream.receive_task()
+                if answer is LARGE:
+                    stream.send(*await stream.upload(task))
+                else:
+                    stream.send(*stream.frames(task, attempt=life))
+                if not life:
+                    await until(stream.running.done)
+                    assert isinstance(stream.running.exception(), Killed)
+                    continue
+                assert await stream.receive_receipt() == ("ACCEPTED", task.task_id)
+            totals = compute_totals(desk.book.read_all_rows())
+    size = answer.value.nbytes
+    assert totals["method"]["up"]["tensor"] == totals["redelivered"]["up"]["tensor"] == size
 
 
 @asynchronous

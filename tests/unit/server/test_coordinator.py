@@ -109,6 +109,7 @@ class Life:
             clients.close()
             executor.shutdown()
             book.close()
+            spool.close()
             if hasattr(coordinator, "_records"):
                 coordinator._records.close()
 

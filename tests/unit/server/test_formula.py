@@ -17,7 +17,9 @@ STAGE: dict[str, Any] = {"event": "round_finished", "participation": {"missing":
 
 def compare(cost: Cost, *records: dict[str, Any], attempts: int = 1, aborted: bool = False) -> dict[str, Any]:
     rows = {
-        Key(0, "fit", "weights", "down", 0, attempt, aborted and attempt == 0): Sums(100, 100, 1)
+        Key(0, "fit", "weights", "down", 0, attempt, aborted and not attempt, not aborted and attempt > 0): Sums(
+            100, 100, 1
+        )
         for attempt in range(attempts)
     }
     sizes = summarise_bytes(rows, cost, Cost(), {"down": 0, "up": 0}, "")

@@ -124,6 +124,20 @@ def test_a_small_reply_that_a_crash_tore_is_gone_and_the_others_are_there(tmp_pa
         ]
 
 
+@pytest.mark.parametrize(
+    "line", [b"\xff\xfe 3\n", b"b\n", b"b x\n", b"b -5\n", b"b 99999999999999999999999\n", b"\n", b"b" * 400]
+)
+def test_a_small_reply_whose_first_line_is_damaged_is_gone_with_those_after_it(tmp_path, line):
+    spool = Spool(tmp_path)
+    spool.keep_small(small(), 0, "a")
+    [log] = tmp_path.glob("0/*")
+    log.write_bytes(log.read_bytes() + line + small())
+    again = Spool(tmp_path)
+    assert again.find_reusable(0, "a", b"question") is not None
+    again.keep_small(small(), 0, "c")
+    assert Spool(tmp_path).find_reusable(0, "c", b"question") is not None
+
+
 def test_small_replies_from_before_the_last_durable_point_go(tmp_path):
     spool = Spool(tmp_path)
     for epoch in range(3):

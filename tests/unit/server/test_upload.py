@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import resource
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedrpc.errors import AnswerRefused, Unavailable
+from fedrpc.errors import AnswerRefused, DiskFull, Unavailable
 from fedrpc.methods.phases import Phase
 from fedrpc.server.mailbox import Missing
 from fedrpc.server.question import Expectation, Question
@@ -290,3 +291,22 @@ async def test_an_upload_that_stalls_is_aborted_but_not_while_it_waits_for_its_g
         pass_time(clock, 0.1, stream)
         with pytest.raises(Unavailable, match="sent less than 1000 bytes a second on average over 60 s"):
             await stream.ended()
+
+
+@asynchronous
+async def test_a_disk_that_is_full_ends_the_stream_instead_of_refusing_the_client(tmp_path):
+    """Refused again and again, the client would give up its answer, and the round would go on without it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(1)
+        task = desk.post(1)
+        await stream.receive_task()
+        chunks = await stream.upload(task)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+        try:
+            stream.send(*chunks)
+            with pytest.raises(DiskFull, match=r"cannot write .*spool"):
+                await stream.ended()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert not task.done, "another attempt can bring it"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedrpc.errors import ConfigError
+from fedrpc.errors import ConfigError, Damaged
+from fedrpc.files import write_checksums
 from fedrpc.study.reading import FILES, read_run
 
 MakeRun = Callable[..., Path]
@@ -102,7 +103,24 @@ def test_a_summary_of_fewer_rounds_than_configured_is_no_finished_run(make_run: 
 def test_a_broken_file_is_named(make_run: MakeRun) -> None:
     folder = make_run()
     (folder / "partition.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"partition\.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"partition\.json is damaged"):
+        read_run(folder)
+
+
+def test_a_file_that_changed_since_the_run_ended_is_named(make_run: MakeRun) -> None:
+    folder = make_run()
+    write_checksums(folder, FILES, {})
+    read_run(folder)
+    for name in FILES:
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data.replace(b"1", b"2", 1))
+        with pytest.raises(
+            Damaged, match=rf"{name} was changed since the run ended: expected SHA-256 \w+, got \w+; put a"
+        ):
+            read_run(folder)
+        (folder / name).write_bytes(data)
+    (folder / "SHA256SUMS").write_text("nonsense\n")
+    with pytest.raises(Damaged, match=r"SHA256SUMS is damaged: .*; remove it"):
         read_run(folder)
 
 

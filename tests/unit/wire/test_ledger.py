@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrpc.errors import WireError
+from fedrpc.errors import Damaged, WireError
 from fedrpc.wire import ledger
 from fedrpc.wire.codec import encode
 from fedrpc.wire.frames import count_message_bytes, read_chunk
@@ -47,6 +48,7 @@ KEYS = st.builds(
     st.sampled_from(["down", "up"]),
     st.integers(0, 3),
     st.integers(0, 2),
+    st.booleans(),
     st.booleans(),
 )
 ROWS = st.dictionaries(KEYS, st.builds(Sums, *[st.integers(0, 2**40)] * 3), min_size=1, max_size=4)
@@ -299,7 +301,7 @@ def test_totals_are_what_the_summary_says():
     rows = added(
         row(0, 100),
         row(0, 50, direction="up", kind="scalars"),
-        row(0, 7, attempt=1),
+        row(0, 7, attempt=1, repeated=True),
         row(1, 30, aborted=True),
         row(1, 40, attempt=1),
         row(0, 1000, phase="evaluate"),
@@ -319,14 +321,110 @@ def test_totals_are_what_the_summary_says():
     assert got["redelivered"]["up"] == {"tensor": 0, "message": 0}
 
 
-def test_new_steps_of_a_phase_after_a_restart_are_the_methods_own():
-    steps = [row(0, 10, kind="envelope"), row(0, 100)] * 5 + [
-        row(0, 10, kind="envelope", attempt=1),
-        row(0, 100, attempt=1),
-    ] * 3
-    got = compute_totals(added(*steps))
-    assert got["method"]["down"]["by_kind"]["weights"]["tensor"] == 800
-    assert got["redelivered"]["down"] == {"tensor": 0, "message": 0}
+def one_step(number: int, attempt: int = 0) -> Rows:
+    """One of many questions of a phase, whose rows are the same."""
+    return added(row(0, 10 + number, kind="envelope", attempt=attempt), row(0, 100 + number, attempt=attempt))
+
+
+def test_of_the_steps_of_a_phase_only_those_that_are_delivered_again_are_repetitions(tmp_path):
+    """A server is killed after five steps; after its restart it sends the fifth again, and three that are new."""
+    undisturbed = added(*(one_step(step) for step in range(8)))
+    book = LedgerFile(tmp_path)
+    for step in range(5):
+        book.book(one_step(step), whole=f"task-{step}")
+    again = LedgerFile(tmp_path)
+    next_attempt = again.find_next_attempts(0)
+    assert next_attempt("fit", 0) == 1
+    for step in range(4, 8):
+        again.book(one_step(step, next_attempt("fit", 0)), whole=f"task-{step}")
+    again.end_round()
+    got = compute_totals(again.read_all_rows())
+    assert got["method"] == compute_totals(undisturbed)["method"]
+    assert got["redelivered"]["down"]["tensor"] == 118
+    book.close()
+    again.close()
+
+
+def test_a_step_that_replaces_an_aborted_one_is_the_methods_own_beside_one_that_repeats(tmp_path):
+    book = LedgerFile(tmp_path)
+    book.book(row(0, 30, aborted=True))
+    book.book(row(0, 100, attempt=1), whole="cut off at first")
+    book.book(row(0, 100), whole="lost by the client")
+    book.book(row(0, 100, attempt=1), whole="lost by the client")
+    got = compute_totals(book.read_all_rows())
+    assert got["method"]["down"]["tensor"] == 200
+    assert (got["aborted"]["down"]["tensor"], got["redelivered"]["down"]["tensor"]) == (30, 100)
+    book.close()
+
+
+def test_attempts_of_a_round_that_is_taken_up_again_are_new_even_where_none_was_booked(tmp_path):
+    book = LedgerFile(tmp_path)
+    book.book(row(0, client=1, attempt=4))
+    book.close()
+    again = LedgerFile(tmp_path)
+    assert [again.find_next_attempts(0)("fit", client) for client in (0, 1)] == [1, 5]
+    again.end_round()
+    assert again.find_next_attempts(1)("fit", 1) == 0
+    again.close()
+
+
+def test_a_booking_is_whole_or_not_there(tmp_path):
+    book = LedgerFile(tmp_path)
+    book.book(row(0))
+    journal = tmp_path / "ledger.partial.jsonl"
+    before = journal.stat().st_size
+    book.book(one_step(0), whole="task")
+    data = journal.read_bytes()
+    for length in range(before, len(data)):
+        folder = tmp_path / str(length)
+        folder.mkdir()
+        (folder / journal.name).write_bytes(data[:length])
+        assert reopened(folder) == row(0)
+    book.close()
+
+
+def test_the_kernels_bytes_survive_a_kill_and_the_end_of_a_round(tmp_path):
+    def read_kernel() -> list[int]:
+        with closing(LedgerFile(tmp_path)) as again:
+            return again.kernel
+
+    book = LedgerFile(tmp_path)
+    book.book(row(0))
+    book.note_kernel(10, 20)
+    book.close()
+    assert read_kernel() == [10, 20]
+    book = LedgerFile(tmp_path)
+    book.end_round()
+    book.book(row(1))
+    assert read_kernel() == [10, 20]
+    book.note_kernel(30, 40)
+    book.close()
+
+
+@pytest.mark.parametrize("text", ["", "null\n", "{\n", '{"ledger_bytes": "x"}\n', "\xff\n", '{"ledger_bytes": 9}\n'])
+def test_a_damaged_journal_is_one_line(tmp_path, text):
+    (tmp_path / "ledger.partial.jsonl").write_bytes(text.encode("latin-1"))
+    with pytest.raises(Damaged, match=r"ledger.partial.jsonl.* is damaged: .*run again in another --out"):
+        LedgerFile(tmp_path)
+
+
+def test_a_ledger_that_is_shorter_than_its_journal_says_is_damaged(tmp_path):
+    book = LedgerFile(tmp_path)
+    book.book(row(0))
+    book.end_round()
+    book.book(row(1))
+    book.close()
+    path = tmp_path / "ledger.jsonl"
+    data = path.read_bytes()
+    path.write_bytes(data[:-3])
+    with pytest.raises(Damaged, match=f"ledger.jsonl is damaged: it has {len(data) - 3} bytes, and .* {len(data)}"):
+        LedgerFile(tmp_path)
+    path.unlink()
+    with pytest.raises(Damaged, match="it has 0 bytes"):
+        LedgerFile(tmp_path)
+    path.write_bytes(data[:5] + b"\xff" + data[6:])
+    with pytest.raises(Damaged, match=r"ledger\.jsonl, line 1 is damaged"):
+        LedgerFile(tmp_path)
 
 
 def test_the_totals_of_nothing_are_zero():
@@ -396,7 +494,17 @@ def test_what_was_under_way_when_a_stream_broke_is_the_servers_alone():
         "only_server": 1,
         "only_client": 0,
     }
-    assert compare(theirs, ours, interrupted=True)["differing"] == 1, "more than the server has is never explained"
+    assert compare(theirs, ours, interrupted=True)["differing"] == 1, (
+        "more than the server has is not explained by that"
+    )
+
+
+def test_the_last_question_before_a_kill_of_the_server_may_be_the_clients_alone():
+    keys = [Key(0, "step", "images", direction, 1, 0) for direction in ("down", "up")]
+    for key in keys:
+        found = compare({key: Sums(20, 24, 2)}, {key: Sums(30, 36, 3)}, interrupted=True, resumed=True)
+        lost = key.direction == "down"  # an answer is booked before the client hears of it
+        assert (found["only_client"], found["differing"]) == ((1, 0) if lost else (0, 1))
 
 
 # What a client says of its ledger
