@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e import strangers
+from tests.e2e.camera import PICKS
 from tests.e2e.checker import find_faults
 from tests.e2e.programs import PATIENCE_S, Program, Programs, find_free_port, settings
 from tests.e2e.rough_proxy import RoughProxy
@@ -150,13 +151,6 @@ class Chaos:
 
 def assert_same(out: RunDir, undisturbed: RunDir, story: str) -> None:
     """Checks that a run came to what it would have come to undisturbed, and that its files agree with each other."""
-    got, wanted = ({name: pick(run) for name, pick in PICKS.items()} for run in (out, undisturbed))
+    got, wanted = ({name: pick(run.summary) for name, pick in PICKS.items()} for run in (out, undisturbed))
     assert got == wanted, story
     assert find_faults(out) == [], story
-
-
-PICKS = {
-    "model": lambda run: run.model_sha256,
-    "privacy": lambda run: run.summary["privacy"],
-    "bytes of the method": lambda run: run.summary["bytes"]["method"],
-}
