@@ -180,11 +180,16 @@ def _note(folder: str, number: int, what: str) -> None:
 
 
 class Nudged(Gated):
-    """Every client moves the weights by a seeded step instead of training: a large model changes in no time."""
+    """Every client moves the weights by a seeded step instead of training: a large model changes in no time.
+
+    A client abstains where a gate has an `.absent` file.
+    """
 
     name = "nudged"
 
     def work(self, ctx: ClientContext, msg: Global) -> Update:
+        if ctx.params.gates and (Path(ctx.params.gates) / f"client-{ctx.client}-{ctx.round}.absent").exists():
+            ctx.abstain("this test wants it to be absent")
         step = float(ctx.rng("nudge").uniform(-0.01, 0.01))
         moved = {name: value + step if value.is_floating_point() else value for name, value in msg.weights.items()}
         return Update(moved, len(ctx.data.train), torch.zeros(1, dtype=torch.float64))
