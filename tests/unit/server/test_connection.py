@@ -47,6 +47,27 @@ async def test_a_task_its_result_and_its_receipt(tmp_path, question):
 
 
 @asynchronous
+async def test_an_answer_that_comes_before_its_question_is_known_to_be_sent(tmp_path):
+    """gRPC may tell of the answer's arrival first: the question is booked before it, and may be forgotten by then."""
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        stream.reading.clear()
+        task = desk.post(0)
+        await until(lambda: stream.written)
+        stream.send(*stream.frames(task))
+        await until(task.outcome.done)
+        booked = [(key.direction, key.aborted) for key in desk.book.current if key.phase == "fit"]
+        assert set(booked) == {("down", False), ("up", False)}, "a kill at this moment loses nothing"
+        task.question.forget()
+        stream.reading.set()
+        assert (await stream.receive()).envelope.task_id == task.task_id
+        assert await stream.receive_receipt() == ("ACCEPTED", task.task_id)
+        await stream.hang_up()
+        assert not any(key.aborted or key.repeated for key in desk.book.current)
+        assert desk.count_booked() == desk.count_seen()
+
+
+@asynchronous
 async def test_a_receipt_travels_with_the_next_task(tmp_path):
     async with office(tmp_path) as desk:
         stream = await desk.connect(0)
