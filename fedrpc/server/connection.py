@@ -359,9 +359,7 @@ class Connection:
             self._book_sent(sent, whole=whole)
             if whole:
                 self._mailbox.mark_delivered(delivery)
-                if (
-                    task.done and not overtaken
-                ):  # while it was sent: a Cancel that came before the last chunk found no task there
+                if task.done and not overtaken:  # a Cancel that came before the last chunk found no task there
                     self._queue(session, pb.Frame(cancel=pb.Cancel(task_id=task.task_id, reason="no longer needed")))
             else:
                 self._mailbox.return_to_queue(delivery)
