@@ -56,6 +56,7 @@ from fedrpc.wire.v2 import coordinator_pb2 as pb
 _RECEIPT_S = 0.01  # how long a receipt waits for a task with which it can travel
 _MAX_OUTBOX = 1000  # frames that wait to be sent: beyond it nothing more is read, so that a client cannot fill memory
 _ATTACH_S = 10.0  # how long a stream may belong to nobody; a client says at once whose it is
+MAX_ATTEMPT = 1000  # uploads of one answer that have rows of their own in the ledger; all further ones share a row
 _Status = pb.Receipt.Status
 
 
@@ -428,7 +429,7 @@ class Connection:
             task = None
         # A result for a task that is not open gets no row of its own: its envelope is not trusted.
         where = (task.round, task.phase) if task else (self._desk.round(), SESSION)
-        attempt = Attempt(*where, "up", session.client, envelope.attempt if task else 0)
+        attempt = Attempt(*where, "up", session.client, min(envelope.attempt, MAX_ATTEMPT) if task else 0)
         # Looked at one by one only where they can be right: a frame has room for two million chunks.
         fits = task is not None and max(len(frame.chunks), len(envelope.parts)) <= MAX_PARTS
         rows = attempt.add_first(size, list_inline(frame) if fits else (), count_other_fields(frame))

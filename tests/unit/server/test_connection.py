@@ -184,6 +184,22 @@ async def test_a_kill_between_booking_a_result_and_keeping_it_loses_none_of_its_
 
 
 @asynchronous
+async def test_attempts_that_cannot_be_do_not_each_get_rows_of_their_own(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive_task()
+        for attempt in (0, 10**6, 10**6 + 1, 2**32 - 1):
+            frame = pb.Frame.FromString(stream.frames(task)[0])
+            frame.envelope.attempt, frame.chunks[0].data = attempt, b""
+            stream.send(frame)
+            assert await stream.receive_receipt() == ("REFUSED", task.task_id)
+        found = {key.attempt for key in desk.book.current if (key.phase, key.direction) == FIT_UP}
+        assert found == {0, connection.MAX_ATTEMPT}
+        assert desk.count_booked()["up"] == desk.count_seen()["up"]
+
+
+@asynchronous
 async def test_a_result_is_accepted_once_and_a_late_one_not_at_all(tmp_path):
     async with office(tmp_path) as desk:
         stream = await desk.connect(0)
