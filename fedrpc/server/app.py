@@ -243,6 +243,8 @@ class Servicer:
         except FedrpcError as broken:
             error = broken
             self._note(broken)
+        except grpc.aio.BaseError:
+            raise  # its client is gone
         except Exception:
             self._log.error("stream_failed", exc_info=True)  # gRPC would tell the client alone
             raise

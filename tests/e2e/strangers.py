@@ -15,6 +15,7 @@ from tests.e2e.rawclient import RawClient
 
 EVERY_S = 0.5
 NUM_CONNECTIONS = 50
+Kind = Callable[[str, random.Random], Iterator[None]]
 
 
 def hold_connections(address: str, rng: random.Random) -> Iterator[None]:
@@ -65,7 +66,7 @@ def open_streams(address: str, rng: random.Random) -> Iterator[None]:
             yield
 
 
-KINDS: tuple[Callable[[str, random.Random], Iterator[None]], ...] = (
+KINDS: tuple[Kind, ...] = (
     hold_connections,
     drip,
     join_with_garbage,
@@ -74,10 +75,10 @@ KINDS: tuple[Callable[[str, random.Random], Iterator[None]], ...] = (
 
 
 @contextlib.contextmanager
-def beside(address: str, seed: int) -> Iterator[str]:
-    """Strangers of one kind, chosen by the seed, are there during the block, whether or not somebody listens."""
+def beside(address: str, seed: int, kind: Kind | None = None) -> Iterator[str]:
+    """Strangers are there during the block, whether or not somebody listens; the seed chooses when no kind is named."""
     rng, over = random.Random(f"strangers/{seed}"), threading.Event()
-    kind = rng.choice(KINDS)
+    kind = kind or rng.choice(KINDS)
 
     def visit() -> None:
         with contextlib.closing(kind(address, rng)) as visits:
