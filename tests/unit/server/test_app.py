@@ -1,4 +1,4 @@
-"""The calls as gRPC makes them: what goes wrong in the server's own code is in its log, a client that is gone is not."""
+"""The calls as gRPC makes them: a mistake in the server's own code is in its log, a client that is gone is not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.client.test_app import PEER, Hub
 
 @pytest.mark.parametrize(
     ("error", "logged"),
-    [(TypeError("a mistake"), ["stream_failed"]), (grpc.aio.InternalError("the client is gone"), [])],
+    [(TypeError("a mistake"), ["stream_failed"]), (grpc.aio.InternalError("it is gone"), [])],
 )
 @asynchronous
 async def test_a_stream_that_fails_by_a_mistake_is_in_the_log(
