@@ -22,6 +22,7 @@ from fedrpc.config import RunConfig, parse_join_config
 from fedrpc.device import choose
 from fedrpc.errors import (
     Abstained,
+    Altered,
     Cancelled,
     Damaged,
     DiskFull,
@@ -132,7 +133,7 @@ class ClientApp:
                 bad = 0
                 self._log.info("stream_lost", why=str(error))
             except WireError as error:
-                bad += 1
+                bad = 1 if stream.was_useful else bad + 1
                 self._log.warning("bad_frame", error=str(error), in_a_row=bad)
                 if bad >= _MAX_BAD_MESSAGES:
                     raise
@@ -143,12 +144,19 @@ class ClientApp:
 
     async def _join(self) -> Stream:
         """Opens sessions and a stream; gives up after `wait_s` without a server."""
-        give_up, said, heard = time.monotonic() + self._options.wait_s, "", ""
+        give_up, said, heard, bad = time.monotonic() + self._options.wait_s, "", "", 0
         for attempt in range(10**9):
             try:
                 return await self._try_to_join()
             except SessionLost as error:
                 why = str(error)
+            except Altered as error:
+                bad += 1
+                self._log.warning("bad_join", error=str(error), times=bad)
+                if bad >= _MAX_BAD_MESSAGES:
+                    raise
+                await asyncio.sleep(_draw_pause(attempt))
+                continue
             except Unavailable as error:
                 why = said
                 # Only when gRPC says something new: looking opens connections, and the server may have just come up.
@@ -184,7 +192,7 @@ class ClientApp:
             if stream is None:
                 limits = config.limits
                 stream = self._transport.connect(limits.most_bytes, limits.heartbeat_s, self._pool)
-            await stream.attach(welcome.token, {member.session: member for member in members})
+            await stream.attach(welcome.token, config.hash, {member.session: member for member in members})
         assert stream is not None, "a process has at least one client"
         self._stream.set_result(stream)
         self._log.info("joined", run=work.run_id)

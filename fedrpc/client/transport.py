@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 import fedrpc
-from fedrpc.errors import FedrpcError, MethodFailed, Refused, Taken, Unavailable, WireError
+from fedrpc.errors import Altered, FedrpcError, MethodFailed, Refused, Taken, Unavailable, WireError
 from fedrpc.privacy.ledger import parse_history
 from fedrpc.privacy.mechanisms import Histories, History
 from fedrpc.tls.credentials import ClientTls, channel_credentials
@@ -32,6 +32,8 @@ from fedrpc.wire.frames import (
     load_payload,
     parse,
     read_chunk,
+    read_frame,
+    seal_frame,
     serialise_body,
     serialise_chunks,
     serialise_frame,
@@ -39,6 +41,7 @@ from fedrpc.wire.frames import (
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import Attempt, Rows, count_other_fields, list_inline
 from fedrpc.wire.receiving import LEAST_BYTES_S, Receiver
+from fedrpc.wire.sealing import check_seal, seal
 from fedrpc.wire.tcpinfo import Meter
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
@@ -187,15 +190,16 @@ class Transport:
             members: The clients' ids, instances and public keys; an instance distinguishes a client from another one
                 with its id.
         """
-        data = pb.JoinRequest(
+        request = pb.JoinRequest(
             members=[pb.Member(client_id=c, instance=instance, public_key=key) for c, instance, key in members],
             package_version=fedrpc.__version__,
             schema_digest=SCHEMA_DIGEST,
-        ).SerializeToString()
+        )
         try:
-            answer: bytes = await self._join(data, timeout=30)
+            answer: bytes = await self._join(seal(request.SerializeToString()), timeout=30)
         except grpc.aio.AioRpcError as error:
             raise self._translate(error) from None
+        check_seal(answer, "the answer to Join")
         return _read_welcome(parse(pb.JoinResponse, answer))
 
     def connect(self, max_bytes: int, heartbeat_s: float, pool: Executor) -> Stream:
@@ -213,6 +217,8 @@ class Transport:
             return Refused(text)
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return Refused(f"the server at {self.address} is no fedrpc server of this version: {text}")
+        if code == grpc.StatusCode.DATA_LOSS:
+            return Altered(text)
         if code == grpc.StatusCode.INVALID_ARGUMENT:
             return WireError(text)
         return Unavailable(f"no fedrpc server answers at {self.address}: {text.splitlines()[0] if text else code}")
@@ -264,15 +270,18 @@ class Stream:
         self._heard_at = time.monotonic()
         self._sent: dict[tuple[int, str], _Sending] = {}
         self._download: tuple[Listener, pb.Envelope, Receiver] | None = None
+        self.was_useful = False  # whether the server accepted a result
 
-    async def attach(self, token: bytes, listeners: Mapping[int, Listener]) -> None:
+    async def attach(self, token: bytes, config_hash: str, listeners: Mapping[int, Listener]) -> None:
         """Takes the sessions of a Join.
 
         Args:
+            config_hash: Of the configuration that the clients train with; the server compares it with its own.
             listeners: By session.
         """
         self._listeners |= listeners
-        await self._write(pb.Frame(session=next(iter(listeners)), attach=pb.Attach(token=token)).SerializeToString())
+        attach = pb.Attach(token=token, config_hash=config_hash)
+        await self._write(seal_frame(pb.Frame(session=next(iter(listeners)), attach=attach)))
 
     async def run(self) -> str:
         """Serves the stream until the run is over; returns the reason. Raises what broke the stream."""
@@ -301,7 +310,7 @@ class Stream:
             if time.monotonic() - self._heard_at > (silence_s := MAX_MISSED_HEARTBEATS * self._heartbeat_s):
                 raise Unavailable(f"the server was silent for {silence_s:g} s")
             session = next(iter(self._listeners))
-            await self._write(pb.Frame(session=session, heartbeat=pb.Heartbeat()).SerializeToString())
+            await self._write(seal_frame(pb.Frame(session=session, heartbeat=pb.Heartbeat())))
 
     async def _write(self, data: bytes) -> None:
         try:
@@ -320,7 +329,7 @@ class Stream:
                 self._heard_at = time.monotonic()
                 if chunk := read_chunk(data):
                     await self._receive_chunk(*chunk, len(data))
-                elif reason := await self._handle(parse(pb.Frame, data), len(data)):
+                elif reason := await self._handle(read_frame(data), len(data)):
                     return reason
         except grpc.aio.AioRpcError as error:
             raise self._translate(error) from None
@@ -332,6 +341,7 @@ class Stream:
         if listener is None:
             raise WireError(f"got a frame of session {frame.session}, which is not of this stream")
         if frame.HasField("receipt"):
+            self.was_useful |= frame.receipt.status == pb.Receipt.STATUS_ACCEPTED
             self._settle(frame.session, frame.receipt)
             if frame.receipt.status in (pb.Receipt.STATUS_LATE, pb.Receipt.STATUS_DUPLICATE):
                 # At once: the same frame may ask the same question again (a server that came back), and a task that

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 import fedrpc
 from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc import log
-from fedrpc.errors import DiskFull, FedrpcError, Refused, Unavailable, WireError
+from fedrpc.errors import Altered, DiskFull, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.log import MAX_TEXT, clean_text
 from fedrpc.privacy.heads import REGISTERED, HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
@@ -31,6 +31,7 @@ from fedrpc.tls.credentials import ServerTls, server_credentials
 from fedrpc.tls.endpoint import check_address
 from fedrpc.wire.frames import SCHEMA_DIGEST, SERVICE, count_field_bytes, parse
 from fedrpc.wire.ledger import LedgerFile, Rows, merge
+from fedrpc.wire.sealing import check_seal, seal
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 # The status code of each error on the wire; the first match counts.
@@ -39,6 +40,7 @@ STATUS: list[tuple[type[Exception], grpc.StatusCode]] = [
     (OutOfRange, grpc.StatusCode.OUT_OF_RANGE),
     (IdTaken, grpc.StatusCode.ALREADY_EXISTS),
     (Refused, grpc.StatusCode.FAILED_PRECONDITION),
+    (Altered, grpc.StatusCode.DATA_LOSS),
     (WireError, grpc.StatusCode.INVALID_ARGUMENT),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
     (FedrpcError, grpc.StatusCode.INTERNAL),
@@ -100,6 +102,7 @@ class Servicer:
             round=lambda: coordinator.round,
             sending=asyncio.Semaphore(limits.transfers),
             receiving=asyncio.Semaphore(limits.transfers),
+            config_hash=server.problem.config.hash,
         )
         self._sockets = sockets
         self._connections: dict[Connection, Peer] = {}
@@ -123,6 +126,7 @@ class Servicer:
     async def join(self, data: bytes, context: Any) -> bytes:
         """Opens a session for each client of a process, or refuses with the reason."""
         peer = self._count_call(context)
+        check_seal(data, "a Join")
         request = parse(pb.JoinRequest, data)
         if request.schema_digest != SCHEMA_DIGEST:
             raise Refused(
@@ -165,7 +169,7 @@ class Servicer:
             durable=self._server.mailbox.durable,
             admissions=[self._build_admission(session) for session in sessions],
         )
-        answer = response.SerializeToString()
+        answer = seal(response.SerializeToString())
         self._book_join(sessions, request, len(data), response, len(answer))
         self._server.progress("joined", {"joined": len(self._roster), "of": problem.config.clients})
         return answer

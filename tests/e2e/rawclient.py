@@ -11,8 +11,11 @@ from typing import Any
 import grpc
 
 from fedrpc import __version__
+from fedrpc.config import parse_join_config
 from fedrpc.privacy.signing import Signer
+from fedrpc.wire.sealing import seal
 from fedrpc.wire.v2 import coordinator_pb2 as pb
+from tests.altered import reseal
 
 SERVICE = "fedrpc.wire.v2.Coordinator"
 SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()
@@ -42,7 +45,7 @@ class RawStream:
 
     def send(self, frame: pb.Frame | bytes) -> None:
         """Sends a frame, or any bytes instead of one."""
-        self._up.put(frame if isinstance(frame, bytes) else frame.SerializeToString())
+        self._up.put(frame if isinstance(frame, bytes) else reseal(frame))
 
     def receive(self, timeout_s: float = TIMEOUT_S) -> pb.Frame:
         """Receives the next frame; raises what ended the stream, or TimeoutError."""
@@ -126,7 +129,7 @@ class RawClient:
             "schema_digest": SCHEMA_DIGEST,
         }
         request = pb.JoinRequest(**(values | changes))
-        return pb.JoinResponse.FromString(self.join_bytes(request.SerializeToString()))
+        return pb.JoinResponse.FromString(self.join_bytes(seal(request.SerializeToString())))
 
     def connect(self, *frames: pb.Frame | bytes) -> RawStream:
         """Opens a stream that begins with these frames."""
@@ -138,7 +141,12 @@ class RawClient:
 
     def attach(self, join: pb.JoinResponse) -> RawStream:
         """Opens a stream for the sessions of a Join."""
-        return self.connect(pb.Frame(session=join.admissions[0].session, attach=pb.Attach(token=join.token)))
+        return self.connect(pb.Frame(session=join.admissions[0].session, attach=build_attach(join)))
+
+
+def build_attach(join: pb.JoinResponse) -> pb.Attach:
+    """What a client says to take the sessions of a Join."""
+    return pb.Attach(token=join.token, config_hash=parse_join_config(join.config).hash)
 
 
 def catch_refusal(call: Any, *args: Any, **kwargs: Any) -> tuple[grpc.StatusCode, str]:

@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from fedrpc.problem import Problem
+from fedrpc.wire.sealing import seal
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.e2e.programs import Program, Programs, configuration, find_free_port, settings, wait_for
 from tests.e2e.rawclient import SERVICE, RawClient, catch_refusal
@@ -353,14 +354,18 @@ def test_a_server_that_serves_something_else(
         "method_digest": problem.schema_digest(),
         "package_version": "0.0.1",
     }
-    answer = pb.JoinResponse(**(right | changes)).SerializeToString()
+    answer = seal(pb.JoinResponse(**(right | changes)).SerializeToString())
     with _fake(lambda *_: answer) as address:
         assert_one_line(_client(programs, address, 0, tmp_path / "state"), code, *said.split("; "))
 
 
 def test_an_answer_to_join_that_is_none(tmp_path: Path, programs: Programs) -> None:
-    with _fake(lambda *_: b"\xff" * 40) as address:
-        assert_one_line(_client(programs, address, 0, tmp_path / "state"), PROTOCOL, "are not a JoinResponse")
+    for answer, said in (
+        (b"\xff" * 40, "the answer to Join was changed on its way: 40 bytes without a hash"),
+        (seal(b"\xff" * 40), "74 bytes are not a JoinResponse"),
+    ):
+        with _fake(lambda *_, answer=answer: answer) as address:
+            assert_one_line(_client(programs, address, 0, tmp_path / "state"), PROTOCOL, said)
 
 
 def test_something_that_is_no_server_at_all(tmp_path: Path, programs: Programs) -> None:

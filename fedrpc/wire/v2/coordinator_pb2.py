@@ -25,59 +25,59 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n fedrpc/wire/v2/coordinator.proto\x12\x0e\x66\x65\x64rpc.wire.v2\"f\n\x0bJoinRequest\x12\'\n\x07members\x18\x01 \x03(\x0b\x32\x16.fedrpc.wire.v2.Member\x12\x17\n\x0fpackage_version\x18\x02 \x01(\t\x12\x15\n\rschema_digest\x18\x03 \x01(\x0c\"A\n\x06Member\x12\x11\n\tclient_id\x18\x01 \x01(\r\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x12\n\npublic_key\x18\x03 \x01(\x0c\"\xdf\x01\n\x0cJoinResponse\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06\x63onfig\x18\x03 \x01(\t\x12\x16\n\x0e\x64\x61taset_digest\x18\x04 \x01(\t\x12\x18\n\x10partition_sha256\x18\x05 \x01(\t\x12\x15\n\rmethod_digest\x18\x06 \x01(\x0c\x12\x17\n\x0fpackage_version\x18\x07 \x01(\t\x12\x0f\n\x07\x64urable\x18\x08 \x01(\x04\x12-\n\nadmissions\x18\t \x03(\x0b\x32\x19.fedrpc.wire.v2.Admission\"v\n\tAdmission\x12\x0f\n\x07session\x18\x01 \x01(\x07\x12\x14\n\x0cprivacy_rows\x18\x02 \x01(\x04\x12\x14\n\x0cprivacy_head\x18\x03 \x01(\x0c\x12,\n\rprivacy_spent\x18\x04 \x03(\x0b\x32\x15.fedrpc.wire.v2.Spent\"X\n\x05Spent\x12\x18\n\x10noise_multiplier\x18\x01 \x01(\x01\x12\x13\n\x0bsample_rate\x18\x02 \x01(\x01\x12\r\n\x05steps\x18\x03 \x01(\x04\x12\x11\n\tadjacency\x18\x04 \x01(\t\"\x93\x03\n\x05\x46rame\x12\x0f\n\x07session\x18\x01 \x01(\x07\x12*\n\x08\x65nvelope\x18\x02 \x01(\x0b\x32\x18.fedrpc.wire.v2.Envelope\x12%\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x15.fedrpc.wire.v2.Chunk\x12,\n\x07privacy\x18\x04 \x01(\x0b\x32\x1b.fedrpc.wire.v2.PrivacyRows\x12(\n\x07receipt\x18\x05 \x01(\x0b\x32\x17.fedrpc.wire.v2.Receipt\x12$\n\x05grant\x18\x06 \x01(\x0b\x32\x15.fedrpc.wire.v2.Grant\x12&\n\x06\x63\x61ncel\x18\x07 \x01(\x0b\x32\x16.fedrpc.wire.v2.Cancel\x12&\n\x06\x61ttach\x18\x08 \x01(\x0b\x32\x16.fedrpc.wire.v2.Attach\x12,\n\theartbeat\x18\t \x01(\x0b\x32\x19.fedrpc.wire.v2.Heartbeat\x12*\n\x08\x66inished\x18\n \x01(\x0b\x32\x18.fedrpc.wire.v2.Finished\"\x17\n\x06\x41ttach\x12\r\n\x05token\x18\x01 \x01(\x0c\"\x1c\n\tHeartbeat\x12\x0f\n\x07\x64urable\x18\x01 \x01(\x04\"+\n\x08\x46inished\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07\x64urable\x18\x02 \x01(\x04\"\xfa\x01\n\x08\x45nvelope\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x11\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\r\x12\x14\n\x07\x61ttempt\x18\x05 \x01(\rH\x00\x88\x01\x01\x12#\n\x05parts\x18\x06 \x03(\x0b\x32\x14.fedrpc.wire.v2.Part\x12\x0e\n\x06\x64igest\x18\x07 \x01(\x0c\x12\x10\n\x08question\x18\x08 \x01(\x0c\x12(\n\x07\x66\x61ilure\x18\t \x01(\x0b\x32\x17.fedrpc.wire.v2.Failure\x12\x0f\n\x07\x64urable\x18\n \x01(\x04\x12\r\n\x05\x65poch\x18\x0b \x01(\x04\x42\n\n\x08_attempt\"\x99\x01\n\x04Part\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04kind\x18\x02 \x01(\x0e\x32\x14.fedrpc.wire.v2.Kind\x12$\n\x05\x63odec\x18\x03 \x01(\x0e\x32\x15.fedrpc.wire.v2.Codec\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12+\n\x07tensors\x18\x05 \x03(\x0b\x32\x1a.fedrpc.wire.v2.TensorSpec\"O\n\nTensorSpec\x12\x0c\n\x04path\x18\x01 \x01(\t\x12$\n\x05\x64type\x18\x02 \x01(\x0e\x32\x15.fedrpc.wire.v2.DType\x12\r\n\x05shape\x18\x03 \x03(\x04\"#\n\x05\x43hunk\x12\x0c\n\x04part\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\")\n\x06\x43\x61ncel\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"=\n\x0bPrivacyRows\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0c\n\x04rows\x18\x02 \x03(\t\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\xac\x01\n\x07\x46\x61ilure\x12*\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1c.fedrpc.wire.v2.Failure.Code\x12\x0e\n\x06reason\x18\x02 \x01(\t\"e\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\x0e\n\nCODE_ERROR\x10\x01\x12\x12\n\x0e\x43ODE_ABSTAINED\x10\x02\x12\x10\n\x0c\x43ODE_MISTAKE\x10\x03\x12\x11\n\rCODE_DIVERGED\x10\x04\"\x18\n\x05Grant\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"\xf3\x01\n\x07Receipt\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12.\n\x06status\x18\x02 \x01(\x0e\x32\x1e.fedrpc.wire.v2.Receipt.Status\x12\x0f\n\x07\x64urable\x18\x03 \x01(\x04\x12\x14\n\x0cprivacy_rows\x18\x04 \x01(\x04\x12\x0e\n\x06reason\x18\x05 \x01(\t\"p\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTATUS_ACCEPTED\x10\x01\x12\x14\n\x10STATUS_DUPLICATE\x10\x02\x12\x0f\n\x0bSTATUS_LATE\x10\x03\x12\x12\n\x0eSTATUS_REFUSED\x10\x04*\x94\x02\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKIND_WEIGHTS\x10\x01\x12\x18\n\x14KIND_CLASS_ABUNDANCE\x10\x02\x12\x15\n\x11KIND_LATENT_MEANS\x10\x03\x12\x14\n\x10KIND_ACTIVATIONS\x10\x04\x12\x0f\n\x0bKIND_IMAGES\x10\x05\x12\x11\n\rKIND_FEEDBACK\x10\x06\x12\x15\n\x11KIND_MEAN_SAMPLES\x10\x07\x12\x10\n\x0cKIND_SAMPLES\x10\x08\x12\x10\n\x0cKIND_MOMENTS\x10\t\x12\x10\n\x0cKIND_SCALARS\x10\n\x12\x11\n\rKIND_ENVELOPE\x10\x0b\x12\x19\n\x15KIND_CONTROL_VARIATES\x10\x0c*-\n\x05\x43odec\x12\x15\n\x11\x43ODEC_UNSPECIFIED\x10\x00\x12\r\n\tCODEC_RAW\x10\x01*\xe0\x02\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT64\x10\x02\x12\x11\n\rDTYPE_FLOAT16\x10\x03\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x04\x12\x0e\n\nDTYPE_INT8\x10\x05\x12\x0f\n\x0b\x44TYPE_INT16\x10\x06\x12\x0f\n\x0b\x44TYPE_INT32\x10\x07\x12\x0f\n\x0b\x44TYPE_INT64\x10\x08\x12\x0f\n\x0b\x44TYPE_UINT8\x10\t\x12\x0e\n\nDTYPE_BOOL\x10\n\x12\x13\n\x0f\x44TYPE_COMPLEX64\x10\x0b\x12\x14\n\x10\x44TYPE_COMPLEX128\x10\x0c\x12\x10\n\x0c\x44TYPE_UINT16\x10\r\x12\x10\n\x0c\x44TYPE_UINT32\x10\x0e\x12\x10\n\x0c\x44TYPE_UINT64\x10\x0f\x12\x17\n\x13\x44TYPE_FLOAT8_E4M3FN\x10\x10\x12\x15\n\x11\x44TYPE_FLOAT8_E5M2\x10\x11\x32\x8d\x01\n\x0b\x43oordinator\x12\x41\n\x04Join\x12\x1b.fedrpc.wire.v2.JoinRequest\x1a\x1c.fedrpc.wire.v2.JoinResponse\x12;\n\x07\x43onnect\x12\x15.fedrpc.wire.v2.Frame\x1a\x15.fedrpc.wire.v2.Frame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n fedrpc/wire/v2/coordinator.proto\x12\x0e\x66\x65\x64rpc.wire.v2\"t\n\x0bJoinRequest\x12\'\n\x07members\x18\x01 \x03(\x0b\x32\x16.fedrpc.wire.v2.Member\x12\x17\n\x0fpackage_version\x18\x02 \x01(\t\x12\x15\n\rschema_digest\x18\x03 \x01(\x0c\x12\x0c\n\x04hash\x18\x0f \x01(\x0c\"A\n\x06Member\x12\x11\n\tclient_id\x18\x01 \x01(\r\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x12\n\npublic_key\x18\x03 \x01(\x0c\"\xed\x01\n\x0cJoinResponse\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06\x63onfig\x18\x03 \x01(\t\x12\x16\n\x0e\x64\x61taset_digest\x18\x04 \x01(\t\x12\x18\n\x10partition_sha256\x18\x05 \x01(\t\x12\x15\n\rmethod_digest\x18\x06 \x01(\x0c\x12\x17\n\x0fpackage_version\x18\x07 \x01(\t\x12\x0f\n\x07\x64urable\x18\x08 \x01(\x04\x12-\n\nadmissions\x18\t \x03(\x0b\x32\x19.fedrpc.wire.v2.Admission\x12\x0c\n\x04hash\x18\x0f \x01(\x0c\"v\n\tAdmission\x12\x0f\n\x07session\x18\x01 \x01(\x07\x12\x14\n\x0cprivacy_rows\x18\x02 \x01(\x04\x12\x14\n\x0cprivacy_head\x18\x03 \x01(\x0c\x12,\n\rprivacy_spent\x18\x04 \x03(\x0b\x32\x15.fedrpc.wire.v2.Spent\"X\n\x05Spent\x12\x18\n\x10noise_multiplier\x18\x01 \x01(\x01\x12\x13\n\x0bsample_rate\x18\x02 \x01(\x01\x12\r\n\x05steps\x18\x03 \x01(\x04\x12\x11\n\tadjacency\x18\x04 \x01(\t\"\xa1\x03\n\x05\x46rame\x12\x0f\n\x07session\x18\x01 \x01(\x07\x12*\n\x08\x65nvelope\x18\x02 \x01(\x0b\x32\x18.fedrpc.wire.v2.Envelope\x12%\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x15.fedrpc.wire.v2.Chunk\x12,\n\x07privacy\x18\x04 \x01(\x0b\x32\x1b.fedrpc.wire.v2.PrivacyRows\x12(\n\x07receipt\x18\x05 \x01(\x0b\x32\x17.fedrpc.wire.v2.Receipt\x12$\n\x05grant\x18\x06 \x01(\x0b\x32\x15.fedrpc.wire.v2.Grant\x12&\n\x06\x63\x61ncel\x18\x07 \x01(\x0b\x32\x16.fedrpc.wire.v2.Cancel\x12&\n\x06\x61ttach\x18\x08 \x01(\x0b\x32\x16.fedrpc.wire.v2.Attach\x12,\n\theartbeat\x18\t \x01(\x0b\x32\x19.fedrpc.wire.v2.Heartbeat\x12*\n\x08\x66inished\x18\n \x01(\x0b\x32\x18.fedrpc.wire.v2.Finished\x12\x0c\n\x04hash\x18\x0f \x01(\x0c\",\n\x06\x41ttach\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63onfig_hash\x18\x02 \x01(\t\"\x1c\n\tHeartbeat\x12\x0f\n\x07\x64urable\x18\x01 \x01(\x04\"+\n\x08\x46inished\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07\x64urable\x18\x02 \x01(\x04\"\xfa\x01\n\x08\x45nvelope\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x11\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\r\x12\x14\n\x07\x61ttempt\x18\x05 \x01(\rH\x00\x88\x01\x01\x12#\n\x05parts\x18\x06 \x03(\x0b\x32\x14.fedrpc.wire.v2.Part\x12\x0e\n\x06\x64igest\x18\x07 \x01(\x0c\x12\x10\n\x08question\x18\x08 \x01(\x0c\x12(\n\x07\x66\x61ilure\x18\t \x01(\x0b\x32\x17.fedrpc.wire.v2.Failure\x12\x0f\n\x07\x64urable\x18\n \x01(\x04\x12\r\n\x05\x65poch\x18\x0b \x01(\x04\x42\n\n\x08_attempt\"\x99\x01\n\x04Part\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04kind\x18\x02 \x01(\x0e\x32\x14.fedrpc.wire.v2.Kind\x12$\n\x05\x63odec\x18\x03 \x01(\x0e\x32\x15.fedrpc.wire.v2.Codec\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12+\n\x07tensors\x18\x05 \x03(\x0b\x32\x1a.fedrpc.wire.v2.TensorSpec\"O\n\nTensorSpec\x12\x0c\n\x04path\x18\x01 \x01(\t\x12$\n\x05\x64type\x18\x02 \x01(\x0e\x32\x15.fedrpc.wire.v2.DType\x12\r\n\x05shape\x18\x03 \x03(\x04\"#\n\x05\x43hunk\x12\x0c\n\x04part\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\")\n\x06\x43\x61ncel\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"=\n\x0bPrivacyRows\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0c\n\x04rows\x18\x02 \x03(\t\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\xac\x01\n\x07\x46\x61ilure\x12*\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1c.fedrpc.wire.v2.Failure.Code\x12\x0e\n\x06reason\x18\x02 \x01(\t\"e\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\x0e\n\nCODE_ERROR\x10\x01\x12\x12\n\x0e\x43ODE_ABSTAINED\x10\x02\x12\x10\n\x0c\x43ODE_MISTAKE\x10\x03\x12\x11\n\rCODE_DIVERGED\x10\x04\"\x18\n\x05Grant\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"\xf3\x01\n\x07Receipt\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12.\n\x06status\x18\x02 \x01(\x0e\x32\x1e.fedrpc.wire.v2.Receipt.Status\x12\x0f\n\x07\x64urable\x18\x03 \x01(\x04\x12\x14\n\x0cprivacy_rows\x18\x04 \x01(\x04\x12\x0e\n\x06reason\x18\x05 \x01(\t\"p\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTATUS_ACCEPTED\x10\x01\x12\x14\n\x10STATUS_DUPLICATE\x10\x02\x12\x0f\n\x0bSTATUS_LATE\x10\x03\x12\x12\n\x0eSTATUS_REFUSED\x10\x04*\x94\x02\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKIND_WEIGHTS\x10\x01\x12\x18\n\x14KIND_CLASS_ABUNDANCE\x10\x02\x12\x15\n\x11KIND_LATENT_MEANS\x10\x03\x12\x14\n\x10KIND_ACTIVATIONS\x10\x04\x12\x0f\n\x0bKIND_IMAGES\x10\x05\x12\x11\n\rKIND_FEEDBACK\x10\x06\x12\x15\n\x11KIND_MEAN_SAMPLES\x10\x07\x12\x10\n\x0cKIND_SAMPLES\x10\x08\x12\x10\n\x0cKIND_MOMENTS\x10\t\x12\x10\n\x0cKIND_SCALARS\x10\n\x12\x11\n\rKIND_ENVELOPE\x10\x0b\x12\x19\n\x15KIND_CONTROL_VARIATES\x10\x0c*-\n\x05\x43odec\x12\x15\n\x11\x43ODEC_UNSPECIFIED\x10\x00\x12\r\n\tCODEC_RAW\x10\x01*\xe0\x02\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT64\x10\x02\x12\x11\n\rDTYPE_FLOAT16\x10\x03\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x04\x12\x0e\n\nDTYPE_INT8\x10\x05\x12\x0f\n\x0b\x44TYPE_INT16\x10\x06\x12\x0f\n\x0b\x44TYPE_INT32\x10\x07\x12\x0f\n\x0b\x44TYPE_INT64\x10\x08\x12\x0f\n\x0b\x44TYPE_UINT8\x10\t\x12\x0e\n\nDTYPE_BOOL\x10\n\x12\x13\n\x0f\x44TYPE_COMPLEX64\x10\x0b\x12\x14\n\x10\x44TYPE_COMPLEX128\x10\x0c\x12\x10\n\x0c\x44TYPE_UINT16\x10\r\x12\x10\n\x0c\x44TYPE_UINT32\x10\x0e\x12\x10\n\x0c\x44TYPE_UINT64\x10\x0f\x12\x17\n\x13\x44TYPE_FLOAT8_E4M3FN\x10\x10\x12\x15\n\x11\x44TYPE_FLOAT8_E5M2\x10\x11\x32\x8d\x01\n\x0b\x43oordinator\x12\x41\n\x04Join\x12\x1b.fedrpc.wire.v2.JoinRequest\x1a\x1c.fedrpc.wire.v2.JoinResponse\x12;\n\x07\x43onnect\x12\x15.fedrpc.wire.v2.Frame\x1a\x15.fedrpc.wire.v2.Frame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedrpc.wire.v2.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KIND']._serialized_start=2246
-  _globals['_KIND']._serialized_end=2522
-  _globals['_CODEC']._serialized_start=2524
-  _globals['_CODEC']._serialized_end=2569
-  _globals['_DTYPE']._serialized_start=2572
-  _globals['_DTYPE']._serialized_end=2924
+  _globals['_KIND']._serialized_start=2309
+  _globals['_KIND']._serialized_end=2585
+  _globals['_CODEC']._serialized_start=2587
+  _globals['_CODEC']._serialized_end=2632
+  _globals['_DTYPE']._serialized_start=2635
+  _globals['_DTYPE']._serialized_end=2987
   _globals['_JOINREQUEST']._serialized_start=52
-  _globals['_JOINREQUEST']._serialized_end=154
-  _globals['_MEMBER']._serialized_start=156
-  _globals['_MEMBER']._serialized_end=221
-  _globals['_JOINRESPONSE']._serialized_start=224
-  _globals['_JOINRESPONSE']._serialized_end=447
-  _globals['_ADMISSION']._serialized_start=449
-  _globals['_ADMISSION']._serialized_end=567
-  _globals['_SPENT']._serialized_start=569
-  _globals['_SPENT']._serialized_end=657
-  _globals['_FRAME']._serialized_start=660
-  _globals['_FRAME']._serialized_end=1063
-  _globals['_ATTACH']._serialized_start=1065
-  _globals['_ATTACH']._serialized_end=1088
-  _globals['_HEARTBEAT']._serialized_start=1090
-  _globals['_HEARTBEAT']._serialized_end=1118
-  _globals['_FINISHED']._serialized_start=1120
-  _globals['_FINISHED']._serialized_end=1163
-  _globals['_ENVELOPE']._serialized_start=1166
-  _globals['_ENVELOPE']._serialized_end=1416
-  _globals['_PART']._serialized_start=1419
-  _globals['_PART']._serialized_end=1572
-  _globals['_TENSORSPEC']._serialized_start=1574
-  _globals['_TENSORSPEC']._serialized_end=1653
-  _globals['_CHUNK']._serialized_start=1655
-  _globals['_CHUNK']._serialized_end=1690
-  _globals['_CANCEL']._serialized_start=1692
-  _globals['_CANCEL']._serialized_end=1733
-  _globals['_PRIVACYROWS']._serialized_start=1735
-  _globals['_PRIVACYROWS']._serialized_end=1796
-  _globals['_FAILURE']._serialized_start=1799
-  _globals['_FAILURE']._serialized_end=1971
-  _globals['_FAILURE_CODE']._serialized_start=1870
-  _globals['_FAILURE_CODE']._serialized_end=1971
-  _globals['_GRANT']._serialized_start=1973
-  _globals['_GRANT']._serialized_end=1997
-  _globals['_RECEIPT']._serialized_start=2000
-  _globals['_RECEIPT']._serialized_end=2243
-  _globals['_RECEIPT_STATUS']._serialized_start=2131
-  _globals['_RECEIPT_STATUS']._serialized_end=2243
-  _globals['_COORDINATOR']._serialized_start=2927
-  _globals['_COORDINATOR']._serialized_end=3068
+  _globals['_JOINREQUEST']._serialized_end=168
+  _globals['_MEMBER']._serialized_start=170
+  _globals['_MEMBER']._serialized_end=235
+  _globals['_JOINRESPONSE']._serialized_start=238
+  _globals['_JOINRESPONSE']._serialized_end=475
+  _globals['_ADMISSION']._serialized_start=477
+  _globals['_ADMISSION']._serialized_end=595
+  _globals['_SPENT']._serialized_start=597
+  _globals['_SPENT']._serialized_end=685
+  _globals['_FRAME']._serialized_start=688
+  _globals['_FRAME']._serialized_end=1105
+  _globals['_ATTACH']._serialized_start=1107
+  _globals['_ATTACH']._serialized_end=1151
+  _globals['_HEARTBEAT']._serialized_start=1153
+  _globals['_HEARTBEAT']._serialized_end=1181
+  _globals['_FINISHED']._serialized_start=1183
+  _globals['_FINISHED']._serialized_end=1226
+  _globals['_ENVELOPE']._serialized_start=1229
+  _globals['_ENVELOPE']._serialized_end=1479
+  _globals['_PART']._serialized_start=1482
+  _globals['_PART']._serialized_end=1635
+  _globals['_TENSORSPEC']._serialized_start=1637
+  _globals['_TENSORSPEC']._serialized_end=1716
+  _globals['_CHUNK']._serialized_start=1718
+  _globals['_CHUNK']._serialized_end=1753
+  _globals['_CANCEL']._serialized_start=1755
+  _globals['_CANCEL']._serialized_end=1796
+  _globals['_PRIVACYROWS']._serialized_start=1798
+  _globals['_PRIVACYROWS']._serialized_end=1859
+  _globals['_FAILURE']._serialized_start=1862
+  _globals['_FAILURE']._serialized_end=2034
+  _globals['_FAILURE_CODE']._serialized_start=1933
+  _globals['_FAILURE_CODE']._serialized_end=2034
+  _globals['_GRANT']._serialized_start=2036
+  _globals['_GRANT']._serialized_end=2060
+  _globals['_RECEIPT']._serialized_start=2063
+  _globals['_RECEIPT']._serialized_end=2306
+  _globals['_RECEIPT_STATUS']._serialized_start=2194
+  _globals['_RECEIPT_STATUS']._serialized_end=2306
+  _globals['_COORDINATOR']._serialized_start=2990
+  _globals['_COORDINATOR']._serialized_end=3131
 # @@protoc_insertion_point(module_scope)

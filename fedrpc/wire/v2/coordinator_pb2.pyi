@@ -147,9 +147,12 @@ class JoinRequest(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     PACKAGE_VERSION_FIELD_NUMBER: _builtins.int
     SCHEMA_DIGEST_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
     package_version: _builtins.str
     schema_digest: _builtins.bytes
     """SHA-256 of this file's descriptor: equal digests can talk"""
+    hash: _builtins.bytes
+    """comes last: SHA-256 of all bytes before it, as they were sent"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     def __init__(
@@ -158,10 +161,11 @@ class JoinRequest(_message.Message):
         members: _abc.Iterable[Global___Member] | None = ...,
         package_version: _builtins.str = ...,
         schema_digest: _builtins.bytes = ...,
+        hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "package_version", b"package_version", "schema_digest", b"schema_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash", b"hash", "members", b"members", "package_version", b"package_version", "schema_digest", b"schema_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -207,6 +211,7 @@ class JoinResponse(_message.Message):
     PACKAGE_VERSION_FIELD_NUMBER: _builtins.int
     DURABLE_FIELD_NUMBER: _builtins.int
     ADMISSIONS_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
     token: _builtins.bytes
     """shows on the stream that these sessions are one's own"""
     run_id: _builtins.str
@@ -220,6 +225,8 @@ class JoinResponse(_message.Message):
     package_version: _builtins.str
     durable: _builtins.int
     """how many durable points (checkpoints) the run has reached"""
+    hash: _builtins.bytes
+    """as in the request"""
     @_builtins.property
     def admissions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Admission]:
         """in the order of the request's members"""
@@ -236,10 +243,11 @@ class JoinResponse(_message.Message):
         package_version: _builtins.str = ...,
         durable: _builtins.int = ...,
         admissions: _abc.Iterable[Global___Admission] | None = ...,
+        hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "config", b"config", "dataset_digest", b"dataset_digest", "durable", b"durable", "method_digest", b"method_digest", "package_version", b"package_version", "partition_sha256", b"partition_sha256", "run_id", b"run_id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "config", b"config", "dataset_digest", b"dataset_digest", "durable", b"durable", "hash", b"hash", "method_digest", b"method_digest", "package_version", b"package_version", "partition_sha256", b"partition_sha256", "run_id", b"run_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -326,8 +334,11 @@ class Frame(_message.Message):
     ATTACH_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     """0 in a frame of one chunk and nothing else, which belongs to the message under way"""
+    hash: _builtins.bytes
+    """comes last: SHA-256 of the bytes before it, without chunks that the frame begins with,"""
     @_builtins.property
     def envelope(self) -> Global___Envelope:
         """begins a task or a result"""
@@ -377,10 +388,11 @@ class Frame(_message.Message):
         attach: Global___Attach | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
         finished: Global___Finished | None = ...,
+        hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "envelope", b"envelope", "finished", b"finished", "grant", b"grant", "heartbeat", b"heartbeat", "privacy", b"privacy", "receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "chunks", b"chunks", "envelope", b"envelope", "finished", b"finished", "grant", b"grant", "heartbeat", b"heartbeat", "privacy", b"privacy", "receipt", b"receipt", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "chunks", b"chunks", "envelope", b"envelope", "finished", b"finished", "grant", b"grant", "hash", b"hash", "heartbeat", b"heartbeat", "privacy", b"privacy", "receipt", b"receipt", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -391,15 +403,19 @@ class Attach(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_FIELD_NUMBER: _builtins.int
+    CONFIG_HASH_FIELD_NUMBER: _builtins.int
     token: _builtins.bytes
+    config_hash: _builtins.str
+    """of the RunConfig that the process trains with: the server refuses any but its own"""
     def __init__(
         self,
         *,
         token: _builtins.bytes = ...,
+        config_hash: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_hash", b"config_hash", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
