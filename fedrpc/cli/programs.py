@@ -45,6 +45,9 @@ def server(
         str | None, typer.Option(help="HOST:PORT for gRPC health probes only, always in plaintext.")
     ] = None,
     metrics_listen: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus, always in plaintext.")] = None,
+    reflection: Annotated[
+        bool | None, typer.Option(help="Describe the gRPC services to whoever asks; without this, only on loopback.")
+    ] = None,
     linger: Annotated[
         bool, typer.Option("--linger", help="Stay after the end, so that late clients learn of it.")
     ] = False,
@@ -67,6 +70,7 @@ def server(
         tls_client_name,
         health_listen,
         metrics_listen,
+        reflection,
         linger,
         when_over=lambda: show_runs([folder], console),
     )

@@ -35,7 +35,7 @@ from fedrpc.errors import (
 )
 from fedrpc.privacy.signing import Signer
 from fedrpc.problem import Problem
-from fedrpc.process import allow_open_files, give_back_memory
+from fedrpc.process import allow_open_files, give_back_memory, keep_files_private
 from fedrpc.tls.credentials import ClientTls
 from fedrpc.tls.diagnosis import find_obstacle
 from fedrpc.tls.endpoint import read_pem
@@ -334,4 +334,5 @@ def _draw_pause(attempt: int) -> float:
 
 async def run(options: ClientOptions) -> str:
     """Runs a process's clients until the run is over; returns the reason that the server gives for its end."""
+    keep_files_private()  # stores have a client's data, and more
     return await ClientApp(options).run()

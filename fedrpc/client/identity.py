@@ -39,6 +39,7 @@ class Identity:
         self.folder = state_dir / str(client)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.chmod(0o700)  # whatever the umask was of the process that made it
             self._lock: IO[str] = (self.folder / "lock").open("w")
         except OSError as error:
             raise ConfigError(f"cannot write {error.filename}: {error.strerror}; choose another --state-dir") from None
@@ -58,7 +59,7 @@ class Identity:
     def _load_instance(self) -> str:
         path = self.folder / "instance"
         if not path.exists():
-            write_atomically(path, uuid.uuid4().hex)
+            write_atomically(path, uuid.uuid4().hex, private=True)
         found = path.read_bytes().decode(errors="replace").strip()
         if not _INSTANCE.fullmatch(found):
             raise Damaged(f"{path} is damaged: expected letters and digits, got {found!r:.60}; remove it")
@@ -67,10 +68,7 @@ class Identity:
     def _load_signer(self) -> Signer:
         path = self.folder / "signing.key"
         if not path.exists():
-            temporary = path.with_suffix(".tmp")
-            temporary.touch(mode=0o600)
-            temporary.write_bytes(Signer.create())
-            temporary.replace(path)
+            write_atomically(path, Signer.create(), private=True)
         try:
             return Signer.from_bytes(path.read_bytes())
         except ValueError:

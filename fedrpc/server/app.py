@@ -28,7 +28,7 @@ from fedrpc.server.roster import IdTaken, OutOfRange, Roster, Session, UnknownSe
 from fedrpc.server.rounds import ServerContext
 from fedrpc.server.sockets import Peer, Sockets, parse_peer
 from fedrpc.tls.credentials import ServerTls, server_credentials
-from fedrpc.tls.endpoint import check_address
+from fedrpc.tls.endpoint import check_address, is_loopback
 from fedrpc.wire.frames import SCHEMA_DIGEST, SERVICE, count_field_bytes, parse
 from fedrpc.wire.ledger import LedgerFile, Rows, merge
 from fedrpc.wire.v2 import coordinator_pb2 as pb
@@ -379,6 +379,7 @@ class GrpcServer:
         health: The health service.
         num_clients: Of the run.
         max_connections: How many are accepted; further ones are closed at once.
+        reflection: Whether to describe the services to whoever asks; by default only on loopback.
     """
 
     def __init__(
@@ -390,6 +391,7 @@ class GrpcServer:
         *,
         num_clients: int,
         max_connections: int,
+        reflection: bool | None = None,
     ) -> None:
         creds = server_credentials(address, tls, insecure)
         limits = [
@@ -397,6 +399,7 @@ class GrpcServer:
             ("grpc.max_concurrent_streams", num_clients + _SPARE_STREAMS),
         ]
         self._server, self._health = grpc.aio.server(options=OPTIONS + limits), health
+        self._has_reflection = is_loopback(address) if reflection is None else reflection
         self.port = _bind(self._server, address, creds, "--listen")
         self.address = f"{address.rpartition(':')[0]}:{self.port}"
 
@@ -404,8 +407,9 @@ class GrpcServer:
         """Starts serving."""
         self._server.add_generic_rpc_handlers((servicer.build_handlers(),))
         self._health.add_to(self._server)
-        names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        if self._has_reflection:
+            names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
         await self._server.start()
         await self._health.set_status(alive=True, ready=True)
 

@@ -61,6 +61,7 @@ class ServerOptions:
     client_name: str = "client-{client}"  # the name in a client's certificate; {client} is its id
     health_listen: str | None = None
     metrics_listen: str | None = None
+    reflection: bool | None = None  # None: on loopback only
     linger: bool = False  # keep serving after the end, so that late clients learn of it
     outlived: bool = True  # by its clients, which look for it again when it was killed
     when_over: Callable[[], None] = lambda: None  # called when the run directory is complete
@@ -198,8 +199,15 @@ async def _run_server(
 ) -> dict[str, Any]:
     config, out = problem.config, options.out
     max_connections = reserve_files(config.clients)
-    crowd = {"num_clients": config.clients, "max_connections": max_connections}
-    grpc_server = GrpcServer(options.listen, options.tls, options.insecure, health, **crowd)
+    grpc_server = GrpcServer(
+        options.listen,
+        options.tls,
+        options.insecure,
+        health,
+        num_clients=config.clients,
+        max_connections=max_connections,
+        reflection=options.reflection,
+    )
     work, io = (_start_pool(stack, *pool) for pool in ((1, "work"), (2, "io")))
     book = stack.enter_context(contextlib.closing(LedgerFile(out)))
     privacy = stack.enter_context(contextlib.closing(PrivacyFile(out / "privacy.jsonl", _list_stages(problem))))

@@ -165,7 +165,7 @@ def _write(files: Sequence[tuple[Path, bytes]]) -> None:
     """Writes all or nothing; a key is never readable by others, not even for a moment."""
     written: list[Path] = []
     try:
-        files[0][0].parent.mkdir(parents=True, exist_ok=True)
+        files[0][0].parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path, data in files:
             mode = 0o600 if path.suffix == ".key" else 0o644
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

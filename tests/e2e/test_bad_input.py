@@ -107,6 +107,7 @@ def test_fedrpc(words: str, code: int, said: str, files: Path, programs: Program
         ("--listen 127.0.0.1", CONFIG, "--listen takes HOST:PORT; '127.0.0.1'"),
         ("--listen 127.0.0.1:99999", CONFIG, "--listen takes HOST:PORT; '127.0.0.1:99999'"),
         ("--listen 127.0.0.1:0 --tls-cert file", CONFIG, "--tls-cert and --tls-key go together"),
+        ("--listen 127.0.0.1:0 --tls-client-ca file", CONFIG, "--tls-client-ca; needs --tls-cert and --tls-key"),
         ("--listen 127.0.0.1:0 --tls-cert no.pem --tls-key no.pem", CONFIG, "cannot read the certificate; no.pem"),
         ("--listen 127.0.0.1:0 --tls-cert file --tls-key file", CONFIG, "not a certificate and its key in PEM"),
     ],

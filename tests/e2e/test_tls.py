@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,6 +198,29 @@ def test_one_certificate_for_all_clients_when_the_server_says_so(
     clients = [programs.client(address, i, tmp_path / "state", *certificates.words("pods")) for i in range(2)]
     for program in (server, *clients):
         program.wait_for_success()
+
+
+@pytest.mark.parametrize(
+    ("listen", "words", "said"),
+    [
+        ("127.0.0.1:0", (), grpc.StatusCode.OK),
+        ("127.0.0.1:0", ("--no-reflection",), grpc.StatusCode.UNIMPLEMENTED),
+        ("0.0.0.0:0", (), grpc.StatusCode.UNIMPLEMENTED),
+        ("0.0.0.0:0", ("--reflection",), grpc.StatusCode.OK),
+    ],
+)
+def test_beyond_loopback_the_services_are_described_only_if_the_server_says_so(
+    listen: str, words: tuple[str, ...], said: grpc.StatusCode, tmp_path: Path, programs: Programs
+) -> None:
+    server = programs.server(tmp_path / "run", "--insecure", *words, *settings(), listen=listen)
+    port = server.address().rpartition(":")[2]
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        question = reflection_pb2.ServerReflectionRequest(list_services="")
+        call = stub.ServerReflectionInfo(iter([question]), timeout=TIMEOUT_S)
+        with contextlib.suppress(grpc.RpcError):
+            assert len(list(call)) == 1
+        assert call.code() == said
 
 
 def test_tls_without_client_certificates(certificates: Certificates, tmp_path: Path, programs: Programs) -> None:
