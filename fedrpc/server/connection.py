@@ -119,6 +119,7 @@ class Connection:
         write: Sends a frame.
         measure: Gives the bytes (sent, received) by the kernel's count, which moves within a frame, too: on a slow link
             one frame takes minutes. None when the kernel does not tell; then frames count when they are complete.
+        certificate: Tells the certificate of the other end from others, b"" when it has shown none.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Connection:
         read: Callable[[], Awaitable[bytes | None]],
         write: Callable[[bytes], Awaitable[None]],
         measure: Callable[[], tuple[int, int] | None] = lambda: None,
+        certificate: bytes = b"",
     ) -> None:
         self._desk, self._read, self._write_frame = desk, read, write
         self._mailbox = desk.mailbox
@@ -138,7 +140,7 @@ class Connection:
         self._filled, self._has_room = asyncio.Event(), asyncio.Event()
         self._has_room.set()
         self._writing = asyncio.Lock()
-        self._measure = measure
+        self._measure, self._certificate = measure, certificate
         self._num_written, self._num_read = 0, 0  # bytes in frames
         self._is_writing = self._is_reading = False
         self._written_pace, self._heard_pace = Pace(LEAST_BYTES_S), Pace(LEAST_BYTES_S)
@@ -393,7 +395,7 @@ class Connection:
             self._queue(session, pb.Frame(heartbeat=pb.Heartbeat(durable=self._mailbox.durable)))
 
     def _attach(self, token: bytes) -> None:
-        sessions = self._desk.roster.attach(token, self)
+        sessions = self._desk.roster.attach(token, self, self._certificate)
         self._attached = True
         self._sessions |= {session.number: session for session in sessions}
         self._mailbox.attach(sessions, self)

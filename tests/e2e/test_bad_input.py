@@ -286,15 +286,15 @@ def test_another_version_with_the_same_wire_is_welcome(waiting: Program) -> None
 
 
 class _Fake(grpc.GenericRpcHandler):
-    """A server that knows Join alone, or not even that."""
+    """A server that knows Greet and Join alone, or not even that."""
 
     def __init__(self, join: Callable[[bytes, Any], bytes] | None) -> None:
         self._join = join
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        if self._join is None or details.method != f"/{SERVICE}/Join":
-            return None
-        return grpc.unary_unary_rpc_method_handler(self._join)
+        known = {f"/{SERVICE}/Greet": lambda *_: b"", f"/{SERVICE}/Join": self._join} if self._join else {}
+        found = known.get(details.method)
+        return grpc.unary_unary_rpc_method_handler(found) if found else None
 
 
 @contextlib.contextmanager

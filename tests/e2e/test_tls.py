@@ -13,6 +13,8 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from fedrpc.privacy.signing import Signer
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.e2e.programs import NUM_CLIENTS, Program, Programs, settings
 from tests.e2e.rawclient import SERVICE, TIMEOUT_S, RawClient, catch_refusal
 from tests.e2e.rundir import RunDir, read_rows
@@ -156,6 +158,25 @@ def test_a_certificate_of_another_client_is_refused(
 ) -> None:
     ended = _client(programs, mutual, tmp_path, *certificates.words("client-1"))
     assert_one_line(ended, CONFIG, "the certificate is for", "client-1", "not for client-0")
+
+
+def test_a_token_is_good_only_over_the_certificate_that_it_was_given_over(
+    mutual: Served, certificates: Certificates
+) -> None:
+    """A client that got hold of another's token cannot speak for it; the other still can."""
+    address = mutual.program.address()
+    owner = Signer.from_pem((certificates.folder / "client-0.key").read_bytes(), "client-0.key")
+    with (
+        RawClient(address, certificates.credentials("client-0"), owner) as raw,
+        RawClient(address, certificates.credentials("client-1")) as thief,
+    ):
+        joined = raw.join(0)
+        code, words = catch_refusal(thief.attach(joined).wait_for_end)
+        assert code == grpc.StatusCode.FAILED_PRECONDITION
+        assert "the token was given over another certificate: expected SHA-256" in words
+        stream = raw.attach(joined)
+        stream.send(pb.Frame(session=joined.admissions[0].session, heartbeat=pb.Heartbeat()))
+        stream.receive_until("heartbeat")
 
 
 def test_a_client_signs_with_the_key_of_its_certificate(mutual: Served, certificates: Certificates) -> None:
