@@ -11,11 +11,13 @@ from fedrpc import config
 from fedrpc.cli.options import (
     DataDir,
     Hosts,
+    LogFormat,
     LogLevel,
     Method,
     Out,
     Strict,
     add_run_options,
+    announce,
     collect_options,
     console,
     merge_values,
@@ -32,12 +34,14 @@ def run(
     hosts: Hosts = None,
     strict: Strict = False,
     log_level: LogLevel = "warning",
+    log_format: LogFormat = "text",
     **options: Any,
 ) -> None:
     """Run one method: a server and all its clients as processes on this machine.
 
     The same command again resumes a run that was stopped.
     """
+    announce("run", method or "a run")
     settings = config.build(merge_values(options | {"method": method}))
     from fedrpc.launch.local import run_local
 
@@ -64,6 +68,7 @@ def compare(
     hosts: Hosts = None,
     strict: Strict = False,
     log_level: LogLevel = "warning",
+    log_format: LogFormat = "text",
     **options: Any,
 ) -> None:
     """Run several methods on the same partition, from the same initial model, with the same cohorts, and compare them.
@@ -74,6 +79,7 @@ def compare(
 
     The table's values, and plots of them, are in compare.json and compare.html.
     """
+    announce("compare", f"a comparison of {methods}")
     from fedrpc.launch.compare import Request, compare_local
 
     request = Request(methods, baseline, read_layers(options), collect_options(options), set_ or [])

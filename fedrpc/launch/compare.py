@@ -222,7 +222,7 @@ class Announcer:
 
     def make_watcher(self, rounds: int) -> Watcher:
         """A display of one run's rounds."""
-        return LiveWatcher(self._console, rounds) if self._console.is_terminal else LogWatcher()
+        return LiveWatcher(self._console, rounds) if self._console.is_terminal else LogWatcher(rounds)
 
 
 def _run_method(run: LocalRun, announcer: Announcer) -> Failure | None:

@@ -163,8 +163,6 @@ class Servicer:
         token, sessions, replaced = self._roster.join(names, certificate.digest)
         self._peers |= {session.client: peer for session in sessions}
         for old in replaced:
-            if old.link:
-                old.link.drop_session(old)
             self._server.mailbox.replace_session(old)
         if request.package_version != fedrpc.__version__:
             self._log.warning("version_skew", client=sessions[0].client, theirs=clean_text(request.package_version))
