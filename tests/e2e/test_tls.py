@@ -161,10 +161,11 @@ def test_a_certificate_of_another_client_is_refused(
 
 
 def test_a_token_is_good_only_over_the_certificate_that_it_was_given_over(
-    mutual: Served, certificates: Certificates
+    certificates: Certificates, tmp_path: Path, programs: Programs
 ) -> None:
     """A client that got hold of another's token cannot speak for it; the other still can."""
-    address = mutual.program.address()
+    asked = ["--tls-client-ca", str(certificates.folder / "ca.pem"), *certificates.named("server")]
+    address = programs.server(tmp_path / "run", *asked, *settings()).address()
     owner = Signer.from_pem((certificates.folder / "client-0.key").read_bytes(), "client-0.key")
     with (
         RawClient(address, certificates.credentials("client-0"), owner) as raw,
