@@ -122,6 +122,7 @@ class Connection:
         write: Sends a frame.
         measure: Gives the bytes (sent, received) by the kernel's count, which moves within a frame, too: on a slow link
             one frame takes minutes. None when the kernel does not tell; then frames count when they are complete.
+        certificate: Tells the certificate of the other end from others, b"" when it has shown none.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class Connection:
         read: Callable[[], Awaitable[bytes | None]],
         write: Callable[[bytes], Awaitable[None]],
         measure: Callable[[], tuple[int, int] | None] = lambda: None,
+        certificate: bytes = b"",
     ) -> None:
         self._desk, self._read, self._write_frame = desk, read, write
         self._mailbox = desk.mailbox
@@ -141,7 +143,7 @@ class Connection:
         self._filled, self._has_room = asyncio.Event(), asyncio.Event()
         self._has_room.set()
         self._writing = asyncio.Lock()
-        self._measure = measure
+        self._measure, self._certificate = measure, certificate
         self._num_written, self._num_read = 0, 0  # bytes in frames
         self._is_writing = self._is_reading = False
         self._written_pace, self._heard_pace = Pace(LEAST_BYTES_S), Pace(LEAST_BYTES_S)
@@ -401,7 +403,7 @@ class Connection:
                 f"this client trains with another configuration: expected the hash {ours}, got "
                 f"{clean_text(attach.config_hash)[:40] or 'none'}; start it anew, with the same fedrpc as the server's"
             )
-        sessions = self._desk.roster.attach(attach.token, self)
+        sessions = self._desk.roster.attach(attach.token, self, self._certificate)
         self._attached = True
         self._sessions |= {session.number: session for session in sessions}
         self._mailbox.attach(sessions, self)
