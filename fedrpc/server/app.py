@@ -242,6 +242,11 @@ class Servicer:
         except FedrpcError as broken:
             error = broken
             self._note(broken)
+        except grpc.aio.BaseError:
+            raise  # its client is gone
+        except Exception:
+            self._log.error("stream_failed", exc_info=True)  # gRPC would tell the client alone
+            raise
         finally:
             del self._connections[connection]
         if error:
@@ -311,6 +316,9 @@ def _report_errors(
                 log.get("server").warning("call_refused", error=str(error))
             note(error)
             await _abort(context, error)
+        except Exception:
+            log.get("server").error("call_failed", exc_info=True)  # gRPC would tell the client alone
+            raise
         raise AssertionError("abort always raises")
 
     return answer
