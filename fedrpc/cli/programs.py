@@ -9,9 +9,11 @@ import typer
 
 from fedrpc import config, log
 from fedrpc.cli.options import (
+    AllowNewKeys,
     DataDir,
     Device,
     Insecure,
+    JoinToken,
     LogFormat,
     LogLevel,
     MaxEpsilon,
@@ -44,9 +46,7 @@ def server(
     join_secret: Annotated[
         Path | None, typer.Option(help="Require join tokens of this secret; `fedrpc certs` makes both.")
     ] = None,
-    allow_new_keys: Annotated[
-        bool, typer.Option("--allow-new-keys", help="Let clients that lost their state folder come again.")
-    ] = False,
+    allow_new_keys: AllowNewKeys = False,
     insecure: Insecure = False,
     health_listen: Annotated[
         str | None, typer.Option(help="HOST:PORT for gRPC health probes only, always in plaintext.")
@@ -103,10 +103,7 @@ def client(
     tls_ca: Annotated[Path | None, typer.Option(help="The CA of the server's certificate.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="This client's certificate, if the server asks for it.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
-    join_token: Annotated[
-        str | None,
-        typer.Option(help="The file with this client's join token, if the server asks for it; {client} is its id."),
-    ] = None,
+    join_token: JoinToken = None,
     insecure: Insecure = False,
     wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait for a server that is away.")] = 300.0,
     clients_per_pod: Annotated[
