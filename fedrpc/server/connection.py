@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc import log
 from fedrpc.config import LimitsConfig
-from fedrpc.errors import AnswerRefused, FedrpcError, Unavailable, WireError
+from fedrpc.errors import AnswerRefused, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.files import explain_full
 from fedrpc.log import clean_text
 from fedrpc.privacy.heads import HeadsFile
@@ -34,8 +34,9 @@ from fedrpc.wire.frames import (
     assemble_frame,
     check_envelope,
     check_name,
-    parse,
     read_chunk,
+    read_frame,
+    seal_frame,
     serialise_frame,
 )
 from fedrpc.wire.kinds import Direction
@@ -68,6 +69,7 @@ class Desk:
         round: The round under which traffic outside tasks is booked.
         sending: Permits for large messages to clients.
         receiving: Permits for large messages from clients.
+        config_hash: Of the run's configuration; clients that train with another one are refused.
     """
 
     server: ServerContext
@@ -79,6 +81,7 @@ class Desk:
     round: Callable[[], int]
     sending: asyncio.Semaphore
     receiving: asyncio.Semaphore
+    config_hash: str
 
     @property
     def mailbox(self) -> Mailbox:
@@ -130,6 +133,7 @@ class Connection:
         write: Sends a frame.
         measure: Gives the bytes (sent, received) by the kernel's count, which moves within a frame, too: on a slow link
             one frame takes minutes. None when the kernel does not tell; then frames count when they are complete.
+        certificate: Tells the certificate of the other end from others, b"" when it has shown none.
     """
 
     def __init__(
@@ -138,6 +142,7 @@ class Connection:
         read: Callable[[], Awaitable[bytes | None]],
         write: Callable[[bytes], Awaitable[None]],
         measure: Callable[[], tuple[int, int] | None] = lambda: None,
+        certificate: bytes = b"",
     ) -> None:
         self._desk, self._read, self._write_frame = desk, read, write
         self._mailbox = desk.mailbox
@@ -149,7 +154,7 @@ class Connection:
         self._filled, self._has_room = asyncio.Event(), asyncio.Event()
         self._has_room.set()
         self._writing = asyncio.Lock()
-        self._measure = measure
+        self._measure, self._certificate = measure, certificate
         self._num_written, self._num_read = 0, 0  # bytes in frames
         self._is_writing = self._is_reading = False
         self._written_pace, self._heard_pace = Pace(LEAST_BYTES_S), Pace(LEAST_BYTES_S)
@@ -300,7 +305,7 @@ class Connection:
         frame.session = session.number
         if not frame.HasField("receipt") and (receipt := self._receipts.pop(session, None)):
             frame.receipt.CopyFrom(receipt)
-        data = frame.SerializeToString()
+        data = seal_frame(frame)
         self._desk.book.book(self._desk.count_session("down", session.client, len(data)))
         if frame.HasField("finished"):
             # This frees the ids for other processes. Before the write, since a client that has read this frame hangs
@@ -400,11 +405,11 @@ class Connection:
             if chunk:
                 await self._receive_chunk(*chunk, len(data))
             else:
-                await self._handle(parse(pb.Frame, data), len(data))
+                await self._handle(read_frame(data), len(data))
 
     async def _handle(self, frame: pb.Frame, size: int) -> None:
         if frame.HasField("attach"):
-            self._attach(frame.attach.token)
+            self._attach(frame.attach)
         session = self._sessions.get(frame.session)
         if session is None or session.link is not self:
             raise UnknownSession("unknown session; join again")
@@ -415,8 +420,13 @@ class Connection:
         if frame.HasField("heartbeat"):
             self._queue(session, pb.Frame(heartbeat=pb.Heartbeat(durable=self._mailbox.durable)))
 
-    def _attach(self, token: bytes) -> None:
-        sessions = self._desk.roster.attach(token, self)
+    def _attach(self, attach: pb.Attach) -> None:
+        if attach.config_hash != (ours := self._desk.config_hash):
+            raise Refused(
+                f"this client trains with another configuration: expected the hash {ours}, got "
+                f"{clean_text(attach.config_hash)[:40] or 'none'}; start it anew, with the same fedrpc as the server's"
+            )
+        sessions = self._desk.roster.attach(attach.token, self, self._certificate)
         self._attached = True
         self._sessions |= {session.number: session for session in sessions}
         self._mailbox.attach(sessions, self)
