@@ -237,7 +237,7 @@ class Servicer:
             data = await context.read()
             return None if data is grpc.aio.EOF else data
 
-        connection = Connection(self._desk, read, context.write, lambda: self._sockets.measure(peer))
+        connection = Connection(self._desk, read, context.write, lambda: self._sockets.find(peer))
         self._connections[connection] = peer
         error: FedrpcError | None = None
         try:

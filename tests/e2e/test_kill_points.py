@@ -20,7 +20,15 @@ from fedrpc.errors import FedrpcError
 from fedrpc.models import MODELS
 from fedrpc.server.evaluation import Evaluator
 from tests.e2e.in_process import play
-from tests.e2e.rundir import RunDir, find_broken_links, find_repeated_ledger_keys, find_repeated_releases
+from tests.e2e.rundir import (
+    RunDir,
+    find_broken_links,
+    find_phases_that_do_not_add_up,
+    find_repeated_ledger_keys,
+    find_repeated_releases,
+    find_repeated_timing_keys,
+    list_answered,
+)
 from tests.fakes import registered, tiny
 from tests.toys import ToyMpgan
 
@@ -148,6 +156,10 @@ def test_a_kill_at_any_write_changes_neither_the_model_nor_the_methods_bytes(
         repeated = [*find_repeated_ledger_keys(found), *find_repeated_releases(found), *find_broken_links(found)]
         if repeated or result["ledger_check"]["differing"]:
             wrong.append(f"{number}, {place}: {repeated} {result['ledger_check']}")
+        if list_answered(found) != list_answered(RunDir(out)):
+            wrong.append(f"{number}, {place}: lost the time of {list_answered(RunDir(out)) - list_answered(found)}")
+        if unclear := [*find_repeated_timing_keys(found), *find_phases_that_do_not_add_up(found)]:
+            wrong.append(f"{number}, {place}: {unclear} in timing.jsonl")
         total = result["bytes"]["total"]
         if any(total[side]["kernel"] < total[side]["message"] for side in ("down", "up")):
             wrong.append(f"{number}, {place}: fewer bytes in the kernel than in messages")
