@@ -17,6 +17,7 @@ import fedrpc
 from fedrpc import log
 from fedrpc.client.member import Member, Work, is_about_ledger
 from fedrpc.client.store import Kept
+from fedrpc.client.timing import AnswerTimer
 from fedrpc.client.transport import Failure, SessionLost, Stream, Task, Transport, Welcome
 from fedrpc.config import RunConfig, parse_join_config
 from fedrpc.device import choose
@@ -41,6 +42,7 @@ from fedrpc.tls.credentials import ClientTls
 from fedrpc.tls.diagnosis import find_obstacle
 from fedrpc.tls.endpoint import read_pem
 from fedrpc.tls.tokens import read_token
+from fedrpc.wire.envelope import ClientTiming
 from fedrpc.wire.frames import MAX_JOINING, check_name
 
 _MAX_BAD_MESSAGES = 5  # in a row: more than that is no transmission error
@@ -260,6 +262,7 @@ class ClientApp:
                 member.drop(task)
                 continue
             member.begin(task)
+            timer = AnswerTimer(task)
             result: Kept | Failure | None = None
             try:
                 result = await self._answer(member, task)
@@ -271,7 +274,7 @@ class ClientApp:
                 member.drop(task)
                 continue
             # Beside the next task: a submission waits for the server.
-            self._begin(self._submit(member, task, result))
+            self._begin(self._submit(member, task, result, timer.stop()))
 
     def _make_room_for(self, member: Member) -> None:
         """Opens a client's store, and closes those that were idle longest when too many are open."""
@@ -312,7 +315,7 @@ class ClientApp:
         mistake = find_place(error, module) and not isinstance(error, _OUT_OF_MEMORY)
         return Failure(describe_exception(error, module), failed=MethodFailed if mistake else None)
 
-    async def _submit(self, member: Member, task: Task, result: Kept | Failure) -> None:
+    async def _submit(self, member: Member, task: Task, result: Kept | Failure, timing: ClientTiming) -> None:
         """Sends a result until the server has it or no longer waits for it."""
         bad = 0
         try:
@@ -322,7 +325,7 @@ class ClientApp:
                     continue  # joining may have brought a durable point, and with it the end of the kept answer
                 stream = self._stream.result()
                 try:
-                    await member.submit(stream, task, result)
+                    await member.submit(stream, task, result, timing)
                     return
                 except (SessionLost, Unavailable):
                     await asyncio.sleep(_draw_pause(0))

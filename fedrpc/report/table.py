@@ -1,4 +1,4 @@
-"""The table at the end of a run: accuracy, and what it cost on the wire, by kind and layer."""
+"""The tables at the end of a run: accuracy, what it cost on the wire by kind and layer, and where the time went."""
 
 from __future__ import annotations
 
@@ -58,6 +58,40 @@ def _tabulate_bytes(summary: dict[str, Any]) -> Table:
     table.add_row("session, evaluation, retries", *(f"{value:,}" for value in rest))
     table.add_row("kernel (TCP payload)", *(f"{part['total'][d]['kernel']:,}" for d in ("down", "up")), style="bold")
     return table
+
+
+def list_time(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Where the time of a median round went: the heading, with a column for each phase, and a row for each part.
+
+    There are no rows for a run from before time was measured.
+    """
+    time = summary.get("time", {"parts": {}, "by_phase": {}})
+    phases, rows = time["by_phase"], []
+    for part in time["parts"]:
+        seconds = [found["median"][part] for found in phases.values()]
+        if any(seconds):
+            rows.append([part, *map(_format_seconds, seconds)])
+    if rows:
+        rows.append(["all", *(_format_seconds(found["median"]["seconds"]) for found in phases.values())])
+    return ["seconds", *phases], rows
+
+
+def _format_seconds(seconds: float) -> str:
+    return f"{seconds:.3f}" if seconds else "-"
+
+
+def _tabulate_time(summary: Mapping[str, Any]) -> Iterator[Table]:
+    head, rows = list_time(summary)
+    if not rows:
+        return
+    table = Table(title="Where the time went, median round", title_justify="left", header_style="bold")
+    for place, name in enumerate(head):
+        table.add_column(Text(name), justify="right" if place else "left", overflow="fold")
+    for row in rows[:-1]:
+        table.add_row(*map(Text, row))
+    table.add_section()
+    table.add_row(*map(Text, rows[-1]), style="bold")
+    yield table
 
 
 def _list_facts(summary: dict[str, Any]) -> Table:
@@ -135,4 +169,5 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         f"{summary['num_rounds']} rounds, seed {summary['seed']}",
         style="bold",
     )
-    console.print(Group(Text(), title, _tabulate_bytes(summary), *_tabulate_reported(summary), _list_facts(summary)))
+    tables = (_tabulate_bytes(summary), *_tabulate_time(summary), *_tabulate_reported(summary))
+    console.print(Group(Text(), title, *tables, _list_facts(summary)))

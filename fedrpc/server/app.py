@@ -234,7 +234,7 @@ class Servicer:
             return None if data is grpc.aio.EOF else data
 
         certificate = read_certificate(context.auth_context()).digest
-        connection = Connection(self._desk, read, context.write, lambda: self._sockets.measure(peer), certificate)
+        connection = Connection(self._desk, read, context.write, lambda: self._sockets.find(peer), certificate)
         self._connections[connection] = peer
         error: FedrpcError | None = None
         try:

@@ -19,6 +19,7 @@ from fedrpc.files import write_checksums, write_durably
 from fedrpc.methods.builtin import EVALUATION, LEDGER, Candidate, ClientEvaluation
 from fedrpc.methods.runtime import SETUP_ROUND
 from fedrpc.metrics.records import RecordsFile
+from fedrpc.metrics.timing import TIMING_FILE, summarise_time
 from fedrpc.privacy import summary as privacy
 from fedrpc.privacy.accountant import describe_weak_delta
 from fedrpc.privacy.unaccounted import describe_unaccounted, find_unaccounted
@@ -30,6 +31,7 @@ from fedrpc.server.overlap import FEATURES, TEST, EvaluationThread, FinishedRoun
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import ServerContext, ServerRound
 from fedrpc.server.selection import select_cohort
+from fedrpc.server.timing import StageClock
 from fedrpc.wire import ledger, stored
 from fedrpc.wire.codec import check_finite
 from fedrpc.wire.kinds import Kind
@@ -42,6 +44,7 @@ _FINAL = (
     "model.safetensors",
     "records.jsonl",
     "ledger.jsonl",
+    TIMING_FILE,
 )  # final; privacy rows may come late
 _QUIET_S = 0.06  # longer than a delayed TCP acknowledgement
 _MORE_ROWS = 1000  # of a client's ledger, of which the server saw nothing
@@ -66,6 +69,7 @@ class Coordinator:
         self._log = log.get("coordinator")
         self._evaluation = EvaluationThread(evaluation.Evaluator(server.problem, server.device), server.device)
         self._pending: asyncio.Task[None] | None = None  # the evaluation of the last durable round
+        self._clock = StageClock()
         self.round = SETUP_ROUND  # under which traffic outside tasks is booked
         self._was_resumed = False
         self._kernel_before = [0, 0]
@@ -91,6 +95,7 @@ class Coordinator:
             self._write(unfinished.complete(await self._evaluation.evaluate_alone(unfinished.owed)))
         self._check_delta()
         await self._wait_for_clients()
+        self._clock.start()
         if first == SETUP_ROUND:
             state = await self._setup(state, steps)
             first, steps = 0, {}
@@ -120,6 +125,8 @@ class Coordinator:
         self._records = RecordsFile(self._out / "records.jsonl", *last)
         if kept or self._book.num_resumed:
             self._take_up_kernel(kept.kernel if kept else [0, 0])
+        if not self._book.num_resumed:  # nothing of the next round is booked, so it has no answer yet
+            self._server.timing.drop_from(done + 1)
         if kept is None:
             return state, SETUP_ROUND, {}, None
         self._seconds_before = kept.seconds
@@ -169,6 +176,7 @@ class Coordinator:
     def _open_stage(self, index: int, cohort: Sequence[int], steps: Mapping[str, int] | None = None) -> ServerRound:
         """A round object for a stage of the method; with `steps` it can have durable points within it."""
         self.round = index
+        self._clock.enter(ledger.SESSION, "aggregate")
         self._seed_torch(index)
         return ServerRound(
             self._server,
@@ -179,12 +187,14 @@ class Coordinator:
             attempts=self._book.find_next_attempts(index),
             steps=steps,
             save=None if steps is None else self._save_within,
+            clock=self._clock,
         )
 
     def _open_own_stage(self, index: int, cohort: Sequence[int]) -> ServerRound:
         """A round for the coordinator's own questions, which have no quorum."""
         self.round = index
-        return ServerRound(self._server, index, cohort, quorum=0.0, attempts=self._book.find_next_attempts(index))
+        attempts = self._book.find_next_attempts(index)
+        return ServerRound(self._server, index, cohort, quorum=0.0, attempts=attempts, clock=self._clock)
 
     def select_cohort(self, index: int) -> list[int]:
         """The clients asked in a round: the same for every method with the same seed."""
@@ -216,8 +226,10 @@ class Coordinator:
         record |= rnd.recorded | self._describe_stage(rnd)
         if not rnd.answered:
             record["unanswered"] = next(iter(rnd.missing.values()), "")
+        self._clock.enter(ledger.EVALUATE, "evaluate")
         weights, last = self._method.model(state), index == self._config.rounds - 1
         evaluated = {"event": "evaluated", "round": index} | await self._evaluate_on_clients(weights, index, last=last)
+        self._clock.enter(ledger.EVALUATE, "evaluate")
         await self._settle()  # the evaluation holds one model at a time
         found = FinishedRound(record, evaluated, self._list_owed(index, last=last), {})
         if found.owed:
@@ -240,7 +252,9 @@ class Coordinator:
 
     async def _evaluate_beside(self, found: FinishedRound) -> None:
         """Evaluates a durable round while the next one runs, and writes its lines."""
+        started = time.monotonic()
         self._write(found.complete(await self._evaluation.evaluate(found.owed)))
+        self._clock.note_beside(ledger.EVALUATE, time.monotonic() - started)
 
     async def _settle(self) -> None:
         """Waits until the lines of every durable round are written."""
@@ -269,6 +283,7 @@ class Coordinator:
         Args:
             owed: What the server has still to evaluate; then the checkpoint alone has the records so far.
         """
+        self._write_timing(index)
         await self._checkpoint(state, self._aggregation, index, records, None, owed)
         self._book.end_round()
         self.round = index + 1  # traffic between rounds belongs to the next one, since written rows are not rewritten
@@ -291,10 +306,18 @@ class Coordinator:
 
     async def _save_within(self, rnd: ServerRound, state: Any) -> None:
         await self._check_state(state, rnd)
+        phase = self._clock.phase
+        self._write_timing(rnd.index)
         await self._checkpoint(state, rnd.aggregation, rnd.index, [], dict(rnd.steps))
         self._book.forget_tasks()
         self._reach_durable_point()
         self._seed_torch(rnd.index)
+        self._clock.enter(phase, "aggregate")
+
+    def _write_timing(self, index: int) -> None:
+        """Writes where the time since the last checkpoint went, before the next one: a kill may come in between."""
+        self._clock.enter(ledger.SESSION, "checkpoint")
+        self._server.timing.write_phases(self._clock.take(index, self._server.mailbox.durable))
 
     async def _checkpoint(
         self,
@@ -363,6 +386,7 @@ class Coordinator:
         await self._settle()
         if type(self._method).overrides("finalize") and self._config.rounds:
             state = await self._finalize(state)
+        self._write_timing(self._config.rounds)
         weights = self._method.model(state)
         check = await self._compare_ledgers()
         kernel = await self._await_quiet_kernel()  # the last receipts are on their way
@@ -386,6 +410,7 @@ class Coordinator:
         state = await self._method.finalize(state, rnd)
         await self._check_state(state, rnd)
         rnd.close()
+        self._clock.enter(ledger.EVALUATE, "evaluate")
         weights = self._method.model(state)
         await self._evaluation.load(weights)
         evaluated = {"event": "evaluated", "round": index} | await self._evaluation.evaluate_alone([TEST, FEATURES])
@@ -444,6 +469,7 @@ class Coordinator:
             "unanswered": summary.describe_unanswered(self._records.all()),
             "privacy": self._summarise_privacy(rows),
             "seconds": self._seconds(),
+            "time": summarise_time(self._server.timing.read()),
             "model_sha256": summary.hash_model(weights),
             "bytes": sizes,
             "formula": compare_with_formula(sizes, cost, self._records.all()),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc import log
@@ -17,6 +17,7 @@ from fedrpc.errors import MethodFailed
 from fedrpc.server.question import Question
 from fedrpc.server.roster import Link, Roster, Session
 from fedrpc.server.spool import Spooled
+from fedrpc.server.task_times import TaskTimes
 from fedrpc.wire.envelope import Cancel, Finished
 
 _MAX_MISSED = 2  # deadlines in a row, before a process of many clients counts as hung
@@ -50,6 +51,7 @@ class Task:
         began_at: When its time began: with its first delivery, and anew once a delivery was complete.
         held_since: Since when it waits for the server: for its turn, or for a permit to be sent.
         stalled: Whether the answer that is coming in is too slow to be given more time.
+        times: What is measured of it; no time limit looks at that.
     """
 
     task_id: str
@@ -72,6 +74,7 @@ class Task:
     stalled: bool = False
     number: int = -1  # in the order of posting
     queued: Link | None = None  # the stream in whose queue of ready tasks it is
+    times: TaskTimes = field(default_factory=TaskTimes)
 
     @property
     def done(self) -> bool:
@@ -143,6 +146,7 @@ class Mailbox:
     def post(self, tasks: Iterable[Task]) -> None:
         """Enqueues tasks in the order in which they may be leased."""
         for task in tasks:
+            task.times.note_posted()
             task.number = self._num_posted
             self._num_posted += 1
             self._open[task.task_id] = task
@@ -319,6 +323,7 @@ class Mailbox:
         """Ends a task whose question cannot be encoded: the method's mistake, which its `ask` raises."""
         self._remove(task)
         self._unlease(task)
+        task.times.note_ended()
         if not task.done:
             task.outcome.set_exception(error)
         self._queue_next(task.client)
@@ -349,6 +354,7 @@ class Mailbox:
 
     def _end(self, task: Task, outcome: Spooled | Missing, *, cancel: bool = False) -> None:
         self._remove(task)
+        task.times.note_ended()
         if self._busy.get(task.client) is task:
             self._unlease(task)
             session = self._roster.get(task.client)

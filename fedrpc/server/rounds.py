@@ -41,6 +41,7 @@ from fedrpc.server.mailbox import Mailbox, Missing, Task
 from fedrpc.server.question import Expectation, Question
 from fedrpc.server.quorum import build_quorum_error, group_by_reason, name_clients
 from fedrpc.server.spool import Spool, Spooled, read_reply
+from fedrpc.server.timing import StageClock, Timekeeper
 from fedrpc.server.updates import UpdateNorms, check_counts
 from fedrpc.training.loop import compute_learning_rate
 from fedrpc.wire.codec import Layout, check_finite, check_same_layout, decode_parts, read_layout
@@ -71,6 +72,7 @@ class ServerContext:
     io: Executor
     device: torch.device
     progress: Progress
+    timing: Timekeeper = field(default_factory=Timekeeper)
 
     @cached_property
     def most_examples(self) -> list[int]:
@@ -125,6 +127,7 @@ class ServerRound:
         attempts: Gives the number of the first delivery of a phase to a client: not 0 in a round that is repeated.
         steps: The next step by phase, in a stage that resumes from a durable point within it.
         save: Makes a state durable.
+        clock: Measures where the time goes.
     """
 
     def __init__(
@@ -138,6 +141,7 @@ class ServerRound:
         attempts: Callable[[str, ClientId], int] = lambda *_: 0,
         steps: Mapping[str, int] | None = None,
         save: Callable[[ServerRound, Any], Awaitable[None]] | None = None,
+        clock: StageClock | None = None,
     ) -> None:
         self.index = index
         self.cohort: Sequence[ClientId] = tuple(cohort)
@@ -151,6 +155,7 @@ class ServerRound:
         self._missed: set[ClientId] = set()  # who failed to answer at least one
         self._num_answers: Counter[str] = Counter()  # by phase
         self._server, self._quorum, self._attempts, self._save = server, quorum, attempts, save
+        self._clock = clock or StageClock()
         self._scope = ""  # before the purposes of random streams
         self._hung: dict[ClientId, str] = {}
         self._posted: list[Task] = []
@@ -298,8 +303,12 @@ class ServerRound:
 
     async def _read_again(self, phase: Phase[Any, Up], asked: _Asked) -> AsyncIterator[Reply[Up]]:
         """Yields the answers that were found right, from where they are spooled."""
-        for client, reply in asked.replies.items():
-            yield Reply(client, await self._server.off_loop(_decode, reply, phase))
+        for client, spooled in asked.replies.items():
+            self._clock.enter(phase.name, "read")
+            reply = Reply(client, await self._server.off_loop(_decode, spooled, phase))
+            self._clock.enter(phase.name, "aggregate")
+            yield reply
+            del reply  # its mapped file with it
 
     def _for_layer(self, layer: Aggregator[Any, Any]) -> ServerRound:
         """This round for an aggregator: with random streams of its own, and its answers are no participation."""
@@ -372,22 +381,27 @@ class ServerRound:
     ) -> AsyncIterator[Reply[Up]]:
         messages = dict(message) if isinstance(message, Mapping) else dict.fromkeys(self.cohort, message)
         asked = asked or _Asked(self._server.expect(phase))
+        self._clock.enter(phase.name, "encode")
         tasks = await self._make_tasks(phase, messages, self._next_step(phase), asked.expected)
         checks = (phase.check, check)
         self._server.mailbox.post(task for task in tasks if not task.done)
         try:
             for task in tasks:
                 self._show_progress(phase, tasks)
+                self._clock.wait(phase.name, task.times)
                 outcome = await task.outcome
+                self._clock.enter(phase.name, "read")
                 reply = await self._read_reply(outcome, phase, task, messages[task.client], checks, inspect)
                 if isinstance(reply, Missing):
                     asked.missing[task.client] = reply
                     self._note_missing(phase, task.client, reply)
+                    self._server.timing.write_missing(task, reply)
                     continue
                 assert not isinstance(outcome, Missing), "it was read"
                 asked.replies[task.client] = outcome
                 self.answered.add(task.client)
                 self._num_answers[phase.name] += 1
+                self._clock.enter(phase.name, "aggregate")
                 yield reply
                 del reply  # its mapped file with it
                 task.question.forget()
@@ -396,7 +410,11 @@ class ServerRound:
             raise
         finally:
             self._server.mailbox.withdraw(tasks, "the answer is no longer needed")
+            for task in tasks:
+                if task.done:
+                    self._server.timing.write_withdrawn(task)
             self.missing = {client: why.reason for client, why in asked.missing.items()}
+        self._clock.enter(phase.name, "aggregate")
         self._check_quorum(phase, asked, self._quorum if quorum is None else quorum)
 
     def _next_step(self, phase: Phase[Any, Any]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import json
 import shutil
 import time
@@ -24,6 +25,7 @@ from fedrpc.data.partition_summary import summarize_partition
 from fedrpc.device import choose
 from fedrpc.errors import ConfigError, Damaged, Unavailable
 from fedrpc.files import CHECKSUMS, RESTORE, explain_damage, find_changed, write_durably
+from fedrpc.metrics.timing import TIMING_FILE, TimingFile
 from fedrpc.privacy.heads import HEADS_FILE, HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile, Stages
 from fedrpc.problem import Problem
@@ -39,6 +41,7 @@ from fedrpc.server.rounds import Progress, ServerContext
 from fedrpc.server.selection import select_cohort
 from fedrpc.server.sockets import Sockets, reserve_files
 from fedrpc.server.spool import Spool
+from fedrpc.server.timing import Timekeeper
 from fedrpc.tls.credentials import ServerTls
 from fedrpc.wire.ledger import EVALUATE, LedgerFile
 from fedrpc.wire.tcpinfo import Meter
@@ -207,20 +210,13 @@ async def _run_server(
     book = stack.enter_context(contextlib.closing(LedgerFile(out)))
     privacy = stack.enter_context(contextlib.closing(PrivacyFile(out / "privacy.jsonl", _list_stages(problem))))
     heads = stack.enter_context(contextlib.closing(HeadsFile(out / HEADS_FILE, run_id)))
+    timing = Timekeeper(stack.enter_context(contextlib.closing(TimingFile(out / TIMING_FILE))))
     spool = stack.enter_context(contextlib.closing(Spool(out / "spool")))
     roster = Roster(config.clients, config.limits.grace_s)
     mailbox = Mailbox(roster, config.limits, config.parallel)
     listeners = [progress]
-    context = ServerContext(
-        problem,
-        run_id,
-        mailbox,
-        spool,
-        work,
-        io,
-        device,
-        progress=lambda *event: _notify(listeners, *event),
-    )
+    notify = functools.partial(_notify, listeners)
+    context = ServerContext(problem, run_id, mailbox, spool, work, io, device, progress=notify, timing=timing)
     meter = Meter(grpc_server.port, local=True)
     coordinator = Coordinator(context, roster, out, book, meter)
     sockets, gatekeeper = Sockets(meter, max_connections), _appoint_gatekeeper(options, run_id, heads)

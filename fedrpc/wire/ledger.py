@@ -18,10 +18,10 @@ from fedrpc.wire.message import part
 from fedrpc.wire.sealing import SEAL_BYTES
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
-SESSION = "session"  # joins, receipts, heartbeats, ledger exchange and privacy rows
+SESSION = "session"  # joins, receipts, heartbeats, ledger exchange, privacy rows and timings
 EVALUATE = "evaluate"  # the coordinator's own question to clients
 _OUTSIDE = frozenset({SESSION, EVALUATE})
-_SESSION_FIELDS = frozenset({"privacy", "receipt", "grant", "cancel", "attach", "heartbeat", "finished"})
+_SESSION_FIELDS = frozenset({"privacy", "receipt", "grant", "cancel", "attach", "heartbeat", "finished", "timing"})
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 

@@ -14,7 +14,14 @@ import pytest
 from fedrpc.config import RunConfig
 from fedrpc.errors import FedrpcError
 from tests.e2e.in_process import play
-from tests.e2e.rundir import RunDir, find_broken_links, find_repeated_ledger_keys, find_repeated_releases
+from tests.e2e.rundir import (
+    RunDir,
+    find_broken_links,
+    find_phases_that_do_not_add_up,
+    find_repeated_ledger_keys,
+    find_repeated_releases,
+    find_repeated_timing_keys,
+)
 
 
 class Camera:
@@ -100,6 +107,8 @@ def resume(copy: Path, config: RunConfig, undisturbed: Mapping[str, Any]) -> Ite
     yield from find_broken_links(found)
     if result["ledger_check"]["differing"]:
         yield f"{result['ledger_check']}"
+    yield from (f"twice in timing.jsonl: {key}" for key in find_repeated_timing_keys(found))
+    yield from (f"does not add up in timing.jsonl: {row}" for row in find_phases_that_do_not_add_up(found))
     total = result["bytes"]["total"]
     if any(total[side]["kernel"] < total[side]["message"] for side in ("down", "up")):
         yield f"fewer bytes in the kernel than in messages: {total}"

@@ -1,4 +1,4 @@
-"""The calls as gRPC makes them: what goes wrong in the server's own code is in its log, a client that is gone is not."""
+"""The calls as gRPC makes them: what goes wrong in the server is in its log, a client that is gone is not."""
 
 from __future__ import annotations
 
