@@ -29,7 +29,8 @@ _OTHER_NAMES = {  # what other frameworks call our settings
 _MAX_MESSAGE_BYTES = 8 << 30
 # Where and how a run is computed, and for how long: what it computes does not depend on them.
 _CIRCUMSTANCES = {"rounds", "parallel", "device", "limits", "link", "speed"}
-_SERVER_ONLY = {"parallel", "link", "speed"}
+_LATER = {"availability", "dropout", "select_extra"}
+_SERVER_ONLY = {"parallel", "link", "speed"} | _LATER
 
 
 class _Frozen(BaseModel):
@@ -131,6 +132,13 @@ class RunConfig(_Frozen):
         None, description="clients' links in `fedrpc run`: 4g, 4g:0.7,wifi:0.3, down=20mbit,..., or a CSV file"
     )
     speed: str | None = Field(None, description="clients' speeds in `fedrpc run`: 0.5, lognormal:0.5, or a CSV file")
+    availability: str | None = Field(
+        None, description="who is there in a round: a share such as 0.7, 0.7,stay=5, or a CSV file (client,first,last)"
+    )
+    dropout: float | None = Field(None, ge=0, lt=1, description="share of a cohort that is gone for the round")
+    select_extra: float | None = Field(
+        None, ge=0, description="ask so many more clients, as a share, and close a round when enough have answered"
+    )
     train: TrainConfig = TrainConfig()
     params: dict[str, Any] = Field(default_factory=dict)
     selection: str = Field("uniform", description="how a round's cohort is chosen")
@@ -157,15 +165,36 @@ class RunConfig(_Frozen):
             (check_links if info.field_name == "link" else check_speeds)(text)
         return text
 
+    @field_validator("availability", mode="before")
+    @classmethod
+    def _normalise_availability(cls, value: Any) -> str | None:
+        if value is None or not str(value).strip():
+            return None
+        from fedrpc.emulation.presence import normalise_availability  # here, for the same reason
+
+        return normalise_availability(str(value).strip())
+
+    @field_validator("dropout", "select_extra")
+    @classmethod
+    def _drop_zero(cls, value: float | None) -> float | None:
+        return value or None  # the same run, in one spelling
+
     @property
     def is_emulated(self) -> bool:
-        """Whether clients have links or speeds of their own, so that they take turns only when they compute."""
-        return bool(self.link or self.speed)
+        """Whether it matters when each client answers, so that all are asked at once and take turns at the cores."""
+        return bool(self.link or self.speed or self.select_extra)
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether the same configuration gives the same model: not when it depends on who is first."""
+        return self.select_extra is None
 
     @property
     def hash(self) -> str:
         """Names the run: SHA-256 of everything that changes the result, as 16 hex digits."""
         content = self.model_dump(exclude=_CIRCUMSTANCES)
+        # Settings that came later count only when they are used, so that older runs keep their names.
+        content = {name: value for name, value in content.items() if name not in _LATER or value is not None}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

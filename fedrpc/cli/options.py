@@ -37,6 +37,18 @@ Speed = Annotated[
         help="How fast clients compute, beside this machine: 0.5, drawn by lognormal:0.5, or a CSV file (client,speed)."
     ),
 ]
+Availability = Annotated[
+    str | None,
+    typer.Option(
+        help='Who is there in a round: a share such as 0.7, "0.7,stay=5" (a client stays for 5 rounds on average), '
+        "or a CSV file (client,first,last: rounds from 0)."
+    ),
+]
+Dropout = Annotated[float | None, typer.Option(help="Share of a round's clients that are gone for the round.")]
+SelectExtra = Annotated[
+    float | None,
+    typer.Option(help="Ask so many more clients, as a share, and close each round when enough have answered."),
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any setting, such as --set train.lr=0.1.")]
 Recipe = Annotated[str | None, typer.Option(help="Start from a recipe; see `fedrpc list recipes`.")]
@@ -94,6 +106,9 @@ def _run_options(
     parallel: Parallel = None,
     link: Link = None,
     speed: Speed = None,
+    availability: Availability = None,
+    dropout: Dropout = None,
+    select_extra: SelectExtra = None,
     device: Device = None,
     server_optimizer: ServerOptimizer = None,
     dp_sgd: DpSgd = None,

@@ -24,6 +24,7 @@ from fedrpc.privacy.accountant import describe_weak_delta
 from fedrpc.privacy.unaccounted import describe_unaccounted, find_unaccounted
 from fedrpc.seeds import derive, seed_torch
 from fedrpc.server import evaluation, summary
+from fedrpc.server.attendance import EVERYBODY, Attendance, plan_attendance
 from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder
 from fedrpc.server.formula import compare_with_formula
 from fedrpc.server.overlap import FEATURES, TEST, EvaluationThread, FinishedRound
@@ -164,7 +165,13 @@ class Coordinator:
 
     # Rounds
 
-    def _open_stage(self, index: int, cohort: Sequence[int], steps: Mapping[str, int] | None = None) -> ServerRound:
+    def _open_stage(
+        self,
+        index: int,
+        cohort: Sequence[int],
+        steps: Mapping[str, int] | None = None,
+        attendance: Attendance = EVERYBODY,
+    ) -> ServerRound:
         """A round object for a stage of the method; with `steps` it can have durable points within it."""
         self.round = index
         self._seed_torch(index)
@@ -175,6 +182,7 @@ class Coordinator:
             self._config.limits.quorum,
             aggregation=self._aggregation,
             attempts=self._book.find_next_attempts(index),
+            attendance=attendance,
             steps=steps,
             save=None if steps is None else self._save_within,
         )
@@ -205,7 +213,8 @@ class Coordinator:
 
     async def _round(self, state: Any, index: int, steps: Mapping[str, int]) -> Any:
         started = time.monotonic()
-        rnd = self._open_stage(index, self.select_cohort(index), steps)
+        attendance = plan_attendance(self._config, index)
+        rnd = self._open_stage(index, self.select_cohort(index), steps, attendance)
         state = await self._method.round(state, rnd)
         await self._check_state(state, rnd)
         self._aggregation = rnd.aggregation
@@ -429,7 +438,10 @@ class Coordinator:
         return {"down": before[0], "up": before[1]}
 
     def _summarise(self, weights: Tensors, kernel: dict[str, int], rows: ledger.Rows) -> dict[str, Any]:
-        cohorts = [self.select_cohort(index) for index in range(self._config.rounds)]
+        cohorts = [
+            [client for client in self.select_cohort(index) if client not in plan_attendance(self._config, index).gone]
+            for index in range(self._config.rounds)
+        ]
         shapes = summary.build_shapes(self._problem, weights, cohorts)
         cost, fedavg = summary.predict_cost(self._problem, shapes), summary.compute_fedavg_cost(self._problem, shapes)
         sizes = summary.summarise_bytes(rows, cost, fedavg, kernel, self._meter.note)

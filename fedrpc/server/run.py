@@ -184,7 +184,8 @@ def _note_conditions(options: ServerOptions) -> None:
 def _prepare(config: RunConfig, data_dir: Path | None) -> tuple[Problem, dict[str, Any]]:
     """Builds the learning problem, and the table that describes its partition."""
     problem = Problem(config, data_dir)
-    select_cohort(problem.config, problem.env, 0)  # raises now when the selection does not exist or does not work
+    for index in range(max(1, config.rounds)) if config.availability else (0,):
+        select_cohort(problem.config, problem.env, index)  # raises now when the selection does not exist or work
     table = summarize_partition(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
     # For those who read the run without its data: what a client trains on, after its local test set is set aside.
     found = {"num_train": list(problem.env.num_examples()), "shape": list(problem.dataset.shape)}

@@ -243,4 +243,5 @@ def describe_run(config: RunConfig, run_id: str, num_rounds: int) -> dict[str, A
         "version": fedrpc.__version__,
         "run_id": run_id,
         "config_hash": config.hash,
+        "reproducible": config.is_reproducible,
     } | ({"emulated": emulated} if config.is_emulated else {})

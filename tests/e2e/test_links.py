@@ -163,3 +163,34 @@ def test_a_server_of_other_machines_emulates_nothing(programs: Programs, tmp_pat
     program = programs.server(tmp_path / "run", *settings(), "--link", "4g")
     assert program.wait() == 78
     assert "the clients of a server have their own" in " ".join(program.err.split())
+
+
+def test_records_say_who_was_late_or_gone(programs: Programs, tmp_path: Path) -> None:
+    speeds = tmp_path / "speeds.csv"
+    speeds.write_text("client,speed\n" + "".join(f"{client},{0.02 if client < 2 else 1}\n" for client in range(6)))
+    words = settings(clients=6, fraction=0.5, rounds=4, dropout=0.2, select_extra=1.0, speed=str(speeds), seed=2)
+    programs.run(tmp_path / "run", *words).wait_for_success()
+    run = RunDir(tmp_path / "run")
+    stages = [row["participation"] for row in read_rows(run.path / "records.jsonl") if "participation" in row]
+    assert [len(stage["cohort"]) for stage in stages] == [6] * 4, "three are wanted, and as many more asked"
+    assert all(len(stage["answered"]) >= 3 for stage in stages)
+    late, gone = ({client for stage in stages for client in stage.get(name, ())} for name in ("late", "gone"))
+    assert late, "the slow ones, at least"
+    assert gone, "this seed has some"
+    for stage in stages:
+        assert sorted(stage["answered"] + stage.get("late", []) + stage.get("gone", [])) == list(range(6))
+        fast = {2, 3, 4, 5} - set(stage.get("gone", ()))
+        assert set(stage["answered"]) <= fast or len(fast) < 3, "the slow ones count when there are too few others"
+    assert run.summary["reproducible"] is False
+    assert run.summary["ledger_check"]["differing"] == 0
+
+
+def test_dropouts_and_absences_are_the_same_each_time(programs: Programs, tmp_path: Path, finished: RunDir) -> None:
+    words = settings(clients=5, dropout=0.3, availability="0.6", seed=1, limits__quorum=0)
+    for name in ("one", "two"):
+        programs.run(tmp_path / name, *words).wait_for_success()
+    one, two = (RunDir(tmp_path / name).summary for name in ("one", "two"))
+    assert one["model_sha256"] == two["model_sha256"]
+    assert one["bytes"]["method"] == two["bytes"]["method"]
+    assert one["config_hash"] == two["config_hash"] != finished.summary["config_hash"]
+    assert one["reproducible"]
