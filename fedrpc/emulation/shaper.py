@@ -16,8 +16,9 @@ import contextlib
 import math
 import socket
 import time
+from collections import deque
 from collections.abc import Coroutine
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ _PIECE_S = 0.005  # a piece is what the link sends in this time, ...
 _MAX_PIECE_BYTES = 256 << 10  # ... but at most this
 _LEAST_BUFFER = 32 << 10  # of a socket
 _MAX_BUFFER = 1 << 20
+_MAX_TRAVELLING = 32 << 20  # in one direction of a connection
 
 
 class Blackouts:
@@ -74,6 +76,11 @@ class Lane:
         """How large a socket's buffer should be: what travels within a round trip, and a few pieces."""
         return int(min(_MAX_BUFFER, max(_LEAST_BUFFER, self._rate * (self._link.rtt + 4 * _PIECE_S))))
 
+    @property
+    def travelling_bytes(self) -> int:
+        """How much can be on its way: what the link sends within the longest time that a piece travels, and more."""
+        return int(min(_MAX_TRAVELLING, 2 * self._rate * (2 * self._link.rtt + _PIECE_S) + _MAX_PIECE_BYTES))
+
     def send(self, size: int, ready_at: float) -> tuple[float, float]:
         """Sends a piece: returns when it has left, so that the next one can be read, and when it arrives.
 
@@ -93,9 +100,40 @@ class Lane:
         return travel
 
 
-class _Piece(NamedTuple):
-    arrives: float
-    data: bytes  # empty at the end of the stream
+class _Way:
+    """The pieces that travel, in order, each with the moment of its arrival.
+
+    Args:
+        max_bytes: How much may travel before who puts in more has to wait: a receiver may be slower than the link.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._pieces: deque[tuple[float, bytes]] = deque()
+        self._max_bytes, self._size_bytes = max_bytes, 0
+        self._changed = asyncio.Event()
+
+    async def put(self, arrives: float, data: bytes) -> None:
+        while self._size_bytes > self._max_bytes:
+            self._changed.clear()
+            await self._changed.wait()
+        self._pieces.append((arrives, data))
+        self._size_bytes += len(data)
+        self._changed.set()
+
+    async def get(self) -> bytes:
+        """Waits for the next piece to arrive; an empty one is the end."""
+        while not self._pieces:
+            self._changed.clear()
+            await self._changed.wait()
+        arrives, data = self._pieces[0]
+        await _sleep_until(arrives)
+        return data
+
+    def pop(self) -> None:
+        """Forgets the piece that was got."""
+        _, data = self._pieces.popleft()
+        self._size_bytes -= len(data)
+        self._changed.set()
 
 
 async def forward(reader: socket.socket, writer: socket.socket, lane: Lane) -> None:
@@ -104,14 +142,12 @@ async def forward(reader: socket.socket, writer: socket.socket, lane: Lane) -> N
     Raises:
         OSError: A side has broken the connection.
     """
-    loop = asyncio.get_running_loop()
-    travelling: asyncio.Queue[_Piece] = asyncio.Queue()
+    loop, way = asyncio.get_running_loop(), _Way(lane.travelling_bytes)
 
     async def deliver() -> None:
-        while (piece := await travelling.get()).data:
-            await _sleep_until(piece.arrives)
-            await loop.sock_sendall(writer, piece.data)
-        await _sleep_until(piece.arrives)
+        while data := await way.get():
+            await loop.sock_sendall(writer, data)
+            way.pop()
         writer.shutdown(socket.SHUT_WR)
 
     async def take() -> None:
@@ -123,7 +159,7 @@ async def forward(reader: socket.socket, writer: socket.socket, lane: Lane) -> N
                 data, ready_at = await loop.sock_recv(reader, lane.piece_bytes), time.monotonic()
             left, at = lane.send(len(data), ready_at)
             arrives = max(arrives, at)  # order is kept
-            travelling.put_nowait(_Piece(arrives, data))
+            await way.put(arrives, data)
             if not data:
                 return
             await _sleep_until(left)

@@ -194,3 +194,21 @@ def test_dropouts_and_absences_are_the_same_each_time(programs: Programs, tmp_pa
     assert one["bytes"]["method"] == two["bytes"]["method"]
     assert one["config_hash"] == two["config_hash"] != finished.summary["config_hash"]
     assert one["reproducible"]
+
+
+def test_a_receiver_that_does_not_read_stops_the_sender() -> None:
+    async def send() -> int:
+        shaper, sent, moved_at = Shaper(parse_link("rtt=10ms")), 0, time.monotonic()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            host, port = shaper.open(f"127.0.0.1:{server.getsockname()[1]}").split(":")
+            with socket.create_connection((host, int(port))) as connection:
+                connection.setblocking(False)
+                while sent < 200 << 20 and time.monotonic() - moved_at < 0.5:
+                    with contextlib.suppress(BlockingIOError):
+                        sent += connection.send(bytes(1 << 20))
+                        moved_at = time.monotonic()
+                    await asyncio.sleep(0)
+        await shaper.close()
+        return sent
+
+    assert asyncio.run(send()) < 100 << 20
