@@ -28,9 +28,9 @@ _OTHER_NAMES = {  # what other frameworks call our settings
 }
 _MAX_MESSAGE_BYTES = 8 << 30
 # Where and how a run is computed, and for how long: what it computes does not depend on them.
-_CIRCUMSTANCES = {"rounds", "parallel", "device", "limits", "link", "speed"}
+_CIRCUMSTANCES = {"rounds", "parallel", "device", "limits", "link", "shaper", "speed"}
 _LATER = {"availability", "dropout", "select_extra"}
-_SERVER_ONLY = {"parallel", "link", "speed"} | _LATER
+_SERVER_ONLY = {"parallel", "link", "shaper", "speed"} | _LATER
 
 
 class _Frozen(BaseModel):
@@ -130,6 +130,9 @@ class RunConfig(_Frozen):
     )
     link: str | None = Field(
         None, description="clients' links in `fedrpc run`: 4g, 4g:0.7,wifi:0.3, down=20mbit,..., or a CSV file"
+    )
+    shaper: Literal["proxy", "netem"] | None = Field(
+        None, description="what shapes the links: a proxy (the default), or the kernel"
     )
     speed: str | None = Field(None, description="clients' speeds in `fedrpc run`: 0.5, lognormal:0.5, or a CSV file")
     availability: str | None = Field(

@@ -31,6 +31,10 @@ Link = Annotated[
         "(client,down,up,rtt,...)."
     ),
 ]
+Shaper = Annotated[
+    str | None,
+    typer.Option(help="What shapes the links: proxy (the default, without privileges) or netem (root, the kernel's)."),
+]
 Speed = Annotated[
     str | None,
     typer.Option(
@@ -105,6 +109,7 @@ def _run_options(
     seed: Seed = None,
     parallel: Parallel = None,
     link: Link = None,
+    shaper: Shaper = None,
     speed: Speed = None,
     availability: Availability = None,
     dropout: Dropout = None,

@@ -19,7 +19,7 @@ class Machine:
 
     Args:
         speed: How fast it computes, beside this machine; at most 1.
-        cores: HOST:PORT of who hands out this machine's cores; None when the client need not wait for one.
+        cores: The socket of who hands out this machine's cores; None when the client need not wait for one.
     """
 
     def __init__(self, speed: float = 1.0, cores: str | None = None) -> None:
@@ -30,11 +30,11 @@ class Machine:
         """Waits for a core, which is held until it is given back or this process ends."""
         if self._cores is None:
             return
-        host, _, port = self._cores.rpartition(":")
-        loop, self._held = asyncio.get_running_loop(), socket.socket()
+        loop, self._held = asyncio.get_running_loop(), socket.socket(socket.AF_UNIX)
         self._held.setblocking(False)
         with contextlib.suppress(OSError):  # nobody hands out cores any more: the run is ending
-            await loop.sock_connect(self._held, (host, int(port)))
+            await loop.sock_connect(self._held, self._cores)
+            await loop.sock_sendall(self._held, b"core\n")
             await loop.sock_recv(self._held, 1)
 
     def give_core_back(self) -> None:

@@ -25,8 +25,8 @@ import numpy as np
 from fedrpc.emulation.link import MSS_BYTES, Link
 from fedrpc.seeds import derive
 
-_PIECE_S = 0.005  # a piece is what the link sends in this time, ...
-_MAX_PIECE_BYTES = 256 << 10  # ... but at most this
+_PIECE_S = 0.02  # a piece is what the link sends in this time: shorter ones cost more CPU, ...
+_MAX_PIECE_BYTES = 256 << 10  # ... and larger ones memory
 _LEAST_BUFFER = 32 << 10  # of a socket
 _MAX_BUFFER = 1 << 20
 _MAX_TRAVELLING = 32 << 20  # in one direction of a connection
@@ -205,14 +205,18 @@ class Shaper:
         self._connections: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
 
-    def open(self, server: str) -> str:
-        """Begins to accept connections for a server, HOST:PORT; returns the address to connect to instead."""
+    def open(self, server: str, at: str = "127.0.0.1") -> str:
+        """Begins to accept connections for a server, HOST:PORT; returns the address to connect to instead.
+
+        Args:
+            at: The address to accept them at.
+        """
         host, _, port = server.rpartition(":")
         self._server = (host, int(port))
-        self._listener.bind(("127.0.0.1", 0))
+        self._listener.bind((at, 0))
         self._listener.listen(16)
         self._accepting = asyncio.ensure_future(self._accept())
-        return f"127.0.0.1:{self._listener.getsockname()[1]}"
+        return f"{at}:{self._listener.getsockname()[1]}"
 
     async def close(self) -> None:
         """Ends all connections."""

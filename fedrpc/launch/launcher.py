@@ -197,7 +197,8 @@ class Launcher:
         options = {
             "server": ways.server.get(first, self._address) if ways else self._address,
             "speed": self._conditions[first].speed,
-            "cores": ways.cores if ways else None,
+            "cores": ways.door if ways else None,
+            "link": ways.links.get(first) if ways else None,
             "clients": [part.clients.start, part.clients.stop],
             "num_processes": len(self._parts),
             "state_dir": str(self._run.state_dir),
@@ -240,7 +241,7 @@ class Launcher:
             wait_or_kill([self._server_pid], _GRACE_S)
         wait_or_kill([self._fork_server_pid], _GRACE_S)
         if self._emulator:
-            self._emulator.control.close()  # it ends itself
+            self._emulator.close()
             wait_or_kill([self._emulator.pid], _GRACE_S)
 
 

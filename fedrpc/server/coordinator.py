@@ -242,8 +242,12 @@ class Coordinator:
         return state
 
     def _describe_stage(self, rnd: ServerRound) -> dict[str, Any]:
-        """Who took part, and for how many rounds the run was planned then: noise for a target epsilon follows it."""
-        return {"participation": rnd.describe_participation(), "planned_rounds": self._config.rounds}
+        """Who took part, and for how many rounds the run was planned then: noise for a target epsilon follows it.
+
+        Links, too, can change when a run is resumed.
+        """
+        found = {"participation": rnd.describe_participation(), "planned_rounds": self._config.rounds}
+        return found | ({"link": self._config.link} if self._config.link else {})
 
     async def _evaluate_beside(self, found: FinishedRound) -> None:
         """Evaluates a durable round while the next one runs, and writes its lines."""

@@ -14,8 +14,10 @@ import pytest
 
 from fedrpc.client.machine import Machine
 from fedrpc.emulation.link import parse_link
+from fedrpc.emulation.netem import check_netem
 from fedrpc.emulation.shaper import Shaper
-from fedrpc.launch.emulator import lend_cores
+from fedrpc.errors import ConfigError
+from fedrpc.launch.emulator import Door
 from tests.e2e.programs import NUM_CLIENTS, Programs, settings
 from tests.e2e.rundir import RunDir, read_rows
 
@@ -94,14 +96,14 @@ def test_a_server_that_is_not_there_ends_the_connection() -> None:
     assert asyncio.run(connect()) == b""
 
 
-def test_clients_take_turns_at_the_cores() -> None:
+def test_clients_take_turns_at_the_cores(tmp_path: Path) -> None:
     async def compute() -> list[int]:
-        lender, seen, now = await lend_cores(2), [], 0
-        address = "{}:{}".format(*lender.sockets[0].getsockname())
+        path, seen, now = str(tmp_path / "door"), [], 0
+        door = await Door(2, {}, "").open(path)
 
         async def work() -> None:
             nonlocal now
-            machine = Machine(cores=address)
+            machine = Machine(cores=path)
             await machine.wait_for_core()
             now += 1
             seen.append(now)
@@ -110,8 +112,8 @@ def test_clients_take_turns_at_the_cores() -> None:
             machine.give_core_back()
 
         await asyncio.gather(*(work() for _ in range(6)))
-        lender.close()
-        await lender.wait_closed()
+        door.close()
+        await door.wait_closed()
         return seen
 
     assert max(asyncio.run(compute())) == 2
@@ -131,19 +133,35 @@ def test_links_and_speeds_change_neither_the_model_nor_the_bytes(
     assert shaped["ledger_check"] == plain["ledger_check"]
     assert shaped["emulated"] == {"link": "4g:0.34,3g:0.66", "speed": "lognormal:0.5"}
     assert "emulated" not in plain
+    rounds = [row for row in read_rows(run.path / "records.jsonl") if row["event"] == "round_finished"]
+    assert {row["link"] for row in rounds} == {"4g:0.34,3g:0.66"}
     assert "closed before the end" not in json.dumps(shaped["bytes"]), "each client connected once"
     who = json.loads((run.path / "conditions.json").read_text())["clients"]
     assert [each["client"] for each in who] == list(range(NUM_CLIENTS))
     assert sorted(each["name"] for each in who) == ["3g", "3g", "4g"]
     # The slowest one: the model down and up at 3g, and the round trips of task and receipt.
     at_least = parse_link("3g").predict_seconds(116_536, "down") + parse_link("3g").predict_seconds(116_536, "up")
+    assert min(row["seconds"] for row in rounds) > at_least
+
+
+def test_the_kernel_shapes_links_too(programs: Programs, tmp_path: Path, finished: RunDir) -> None:
+    link = parse_link("down=2mbit,up=1mbit")
+    try:
+        check_netem([link])
+    except ConfigError as error:
+        pytest.skip(str(error))
+    programs.run(tmp_path / "run", *settings(link=str(link), shaper="netem")).wait_for_success()
+    run = RunDir(tmp_path / "run")
+    assert run.model_sha256 == finished.model_sha256
+    assert run.summary["bytes"]["method"] == finished.summary["bytes"]["method"]
     seconds = [row["seconds"] for row in read_rows(run.path / "records.jsonl") if row["event"] == "round_finished"]
-    assert min(seconds) > at_least
+    assert min(seconds) > link.predict_seconds(116_536, "down") + link.predict_seconds(116_536, "up")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["--shaper", "netem"], "has nothing to shape; give --link, too"),
         (["--link", "5gg"], "Did you mean '5g'?"),
         (["--link", "4g", "--hosts", "2"], "--link needs a process for each client"),
         (["--speed", "2"], "at most 1, got 2"),
