@@ -25,6 +25,7 @@ from fedrpc.privacy.accountant import describe_weak_delta
 from fedrpc.privacy.unaccounted import describe_unaccounted, find_unaccounted
 from fedrpc.seeds import derive, seed_torch
 from fedrpc.server import evaluation, summary
+from fedrpc.server.attendance import EVERYBODY, Attendance, plan_attendance
 from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder
 from fedrpc.server.formula import compare_with_formula
 from fedrpc.server.overlap import FEATURES, TEST, EvaluationThread, FinishedRound
@@ -173,7 +174,13 @@ class Coordinator:
 
     # Rounds
 
-    def _open_stage(self, index: int, cohort: Sequence[int], steps: Mapping[str, int] | None = None) -> ServerRound:
+    def _open_stage(
+        self,
+        index: int,
+        cohort: Sequence[int],
+        steps: Mapping[str, int] | None = None,
+        attendance: Attendance = EVERYBODY,
+    ) -> ServerRound:
         """A round object for a stage of the method; with `steps` it can have durable points within it."""
         self.round = index
         self._clock.enter(ledger.SESSION, "aggregate")
@@ -185,6 +192,7 @@ class Coordinator:
             self._config.limits.quorum,
             aggregation=self._aggregation,
             attempts=self._book.find_next_attempts(index),
+            attendance=attendance,
             steps=steps,
             save=None if steps is None else self._save_within,
             clock=self._clock,
@@ -217,7 +225,8 @@ class Coordinator:
 
     async def _round(self, state: Any, index: int, steps: Mapping[str, int]) -> Any:
         started = time.monotonic()
-        rnd = self._open_stage(index, self.select_cohort(index), steps)
+        attendance = plan_attendance(self._config, index)
+        rnd = self._open_stage(index, self.select_cohort(index), steps, attendance)
         state = await self._method.round(state, rnd)
         await self._check_state(state, rnd)
         self._aggregation = rnd.aggregation
@@ -247,8 +256,12 @@ class Coordinator:
         return state
 
     def _describe_stage(self, rnd: ServerRound) -> dict[str, Any]:
-        """Who took part, and for how many rounds the run was planned then: noise for a target epsilon follows it."""
-        return {"participation": rnd.describe_participation(), "planned_rounds": self._config.rounds}
+        """Who took part, and for how many rounds the run was planned then: noise for a target epsilon follows it.
+
+        Links, too, can change when a run is resumed.
+        """
+        found = {"participation": rnd.describe_participation(), "planned_rounds": self._config.rounds}
+        return found | ({"link": self._config.link} if self._config.link else {})
 
     async def _evaluate_beside(self, found: FinishedRound) -> None:
         """Evaluates a durable round while the next one runs, and writes its lines."""
@@ -456,7 +469,10 @@ class Coordinator:
         return {"down": before[0], "up": before[1]}
 
     def _summarise(self, weights: Tensors, kernel: dict[str, int], rows: ledger.Rows) -> dict[str, Any]:
-        cohorts = [self.select_cohort(index) for index in range(self._config.rounds)]
+        cohorts = [
+            [client for client in self.select_cohort(index) if client not in plan_attendance(self._config, index).gone]
+            for index in range(self._config.rounds)
+        ]
         shapes = summary.build_shapes(self._problem, weights, cohorts)
         cost, fedavg = summary.predict_cost(self._problem, shapes), summary.compute_fedavg_cost(self._problem, shapes)
         sizes = summary.summarise_bytes(rows, cost, fedavg, kernel, self._meter.note)

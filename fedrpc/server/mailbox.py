@@ -31,6 +31,7 @@ class Missing:
     Args:
         hung: It missed its deadline; another question in the same round would only miss it again.
         abstained: It chose not to answer, which is no failure.
+        planned: The run's settings want it so: the client dropped out, or (`hung`) was not among the first.
         failed: What failed, if it would fail again when the client is asked again.
     """
 
@@ -38,6 +39,7 @@ class Missing:
     hung: bool = False
     abstained: bool = False
     failed: type[MethodFailed] | None = None
+    planned: bool = False
 
 
 @dataclass(eq=False)
@@ -154,11 +156,15 @@ class Mailbox:
             self._queue_next(task.client)
         self._lease_ready()
 
-    def withdraw(self, tasks: Iterable[Task], reason: str) -> None:
-        """Ends tasks that nobody waits for, and cancels them at their clients; does nothing once the server stops."""
+    def withdraw(self, tasks: Iterable[Task], reason: str, *, late: bool = False) -> None:
+        """Ends tasks that nobody waits for, and cancels them at their clients; does nothing once the server stops.
+
+        Args:
+            late: Their clients were not among the first, and are not asked again in the round.
+        """
         for task in tasks:
             if not task.done and not self._ending:
-                self._end(task, Missing(reason), cancel=True)
+                self._end(task, Missing(reason, hung=late, planned=late), cancel=True)
 
     def end(self) -> None:
         """Notes that the server stops before the run ends: clients go on, since a restart asks the same questions."""

@@ -37,6 +37,7 @@ from fedrpc.methods.runtime import Aggregate
 from fedrpc.problem import Problem
 from fedrpc.process import keeping_freed_memory
 from fedrpc.seeds import derive
+from fedrpc.server.attendance import EVERYBODY, Attendance, list_absent
 from fedrpc.server.mailbox import Mailbox, Missing, Task
 from fedrpc.server.question import Expectation, Question
 from fedrpc.server.quorum import build_quorum_error, group_by_reason, name_clients
@@ -125,6 +126,7 @@ class ServerRound:
         quorum: The share of the clients asked that must answer.
         aggregation: The aggregators' states, by name.
         attempts: Gives the number of the first delivery of a phase to a client: not 0 in a round that is repeated.
+        attendance: Who takes part in each question.
         steps: The next step by phase, in a stage that resumes from a durable point within it.
         save: Makes a state durable.
         clock: Measures where the time goes.
@@ -139,6 +141,7 @@ class ServerRound:
         *,
         aggregation: Mapping[str, Any] | None = None,
         attempts: Callable[[str, ClientId], int] = lambda *_: 0,
+        attendance: Attendance = EVERYBODY,
         steps: Mapping[str, int] | None = None,
         save: Callable[[ServerRound, Any], Awaitable[None]] | None = None,
         clock: StageClock | None = None,
@@ -153,11 +156,13 @@ class ServerRound:
         self.answered: set[ClientId] = set()  # who gave at least one answer
         self._abstained: set[ClientId] = set()  # who declined at least one question
         self._missed: set[ClientId] = set()  # who failed to answer at least one
+        self._reasons: dict[ClientId, Missing] = {}  # why, the last time
         self._num_answers: Counter[str] = Counter()  # by phase
         self._server, self._quorum, self._attempts, self._save = server, quorum, attempts, save
         self._clock = clock or StageClock()
+        self._attendance = attendance
         self._scope = ""  # before the purposes of random streams
-        self._hung: dict[ClientId, str] = {}
+        self._hung: dict[ClientId, Missing] = {}
         self._posted: list[Task] = []
         self._shown_at = 0.0
         self._warned: set[str] = set()  # reasons
@@ -222,7 +227,7 @@ class ServerRound:
             "abstained": sorted(self._abstained),
             "missing": sorted(self._missed),
             "answers": dict(self._num_answers),
-        }
+        } | list_absent(self._reasons)
 
     def close(self) -> None:
         """Withdraws the tasks that the method left unanswered."""
@@ -315,6 +320,7 @@ class ServerRound:
         mine = copy.copy(self)
         mine._scope = f"aggregation/{layer.name}/"
         mine.answered, mine._abstained, mine._missed = set(), set(), set()
+        mine._reasons = {}
         return mine
 
     def _set_state(self, layer: Aggregator[Any, Any], state: Any) -> None:
@@ -384,6 +390,7 @@ class ServerRound:
         self._clock.enter(phase.name, "encode")
         tasks = await self._make_tasks(phase, messages, self._next_step(phase), asked.expected)
         checks = (phase.check, check)
+        self._attendance.apply(tasks, self._server.mailbox)
         self._server.mailbox.post(task for task in tasks if not task.done)
         try:
             for task in tasks:
@@ -443,7 +450,7 @@ class ServerRound:
                 if kept:
                     outcome.set_result(kept)
             if not outcome.done() and client in self._hung:
-                outcome.set_result(Missing(self._hung[client], hung=True))
+                outcome.set_result(self._hung[client])
             attempt = self._attempts(phase.name, client)
             tasks.append(Task(name, client, epoch, self.index, phase.name, step, question, outcome, attempt=attempt))
         self._posted[:] = [task for task in self._posted if not task.done] + tasks
@@ -501,10 +508,11 @@ class ServerRound:
 
     def _note_missing(self, phase: Phase[Any, Any], client: ClientId, why: Missing) -> None:
         if why.hung:
-            self._hung[client] = why.reason
+            self._hung[client] = why
+        self._reasons[client] = why
         (self._abstained if why.abstained else self._missed).add(client)
         # What fails again and again is said once, by `_check_quorum`: as a warning, or as what ends the run.
-        say = self._log.info if why.failed else self._log.warning
+        say = self._log.info if why.failed or why.planned else self._log.warning
         say("client_missing", phase=phase.name, client=client, why=why.reason)
 
     def _show_progress(self, phase: Phase[Any, Any], tasks: Sequence[Task]) -> None:
@@ -518,7 +526,7 @@ class ServerRound:
     def _check_quorum(self, phase: Phase[Any, Any], asked: _Asked, quorum: float) -> None:
         num_asked, missing = asked.num_asked, asked.missing
         # Clients that abstained could not answer, so the quorum does not count them.
-        due = num_asked - sum(why.abstained for why in missing.values())
+        due = self._attendance.count_due(num_asked - sum(why.abstained for why in missing.values()))
         needed, answered = math.ceil(quorum * due), num_asked - len(missing)
         if answered < needed:
             where = f"round {self.index}, phase {phase.name}"
