@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from fedrpc import __version__
 from fedrpc.errors import ConfigError, UnknownName
@@ -27,6 +27,9 @@ _OTHER_NAMES = {  # what other frameworks call our settings
     "data": "dataset",
 }
 _MAX_MESSAGE_BYTES = 8 << 30
+# Where and how a run is computed, and for how long: what it computes does not depend on them.
+_CIRCUMSTANCES = {"rounds", "parallel", "device", "limits", "link", "speed"}
+_SERVER_ONLY = {"parallel", "link", "speed"}
 
 
 class _Frozen(BaseModel):
@@ -124,6 +127,10 @@ class RunConfig(_Frozen):
     parallel: int = Field(
         0, ge=0, description="clients that work at a time; 0: no limit, or one per core in `fedrpc run`"
     )
+    link: str | None = Field(
+        None, description="clients' links in `fedrpc run`: 4g, 4g:0.7,wifi:0.3, down=20mbit,..., or a CSV file"
+    )
+    speed: str | None = Field(None, description="clients' speeds in `fedrpc run`: 0.5, lognormal:0.5, or a CSV file")
     train: TrainConfig = TrainConfig()
     params: dict[str, Any] = Field(default_factory=dict)
     selection: str = Field("uniform", description="how a round's cohort is chosen")
@@ -140,10 +147,25 @@ class RunConfig(_Frozen):
     def _split_names(cls, value: Any) -> Any:
         return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
 
+    @field_validator("link", "speed", mode="before")
+    @classmethod
+    def _check_emulation(cls, value: Any, info: ValidationInfo) -> str | None:
+        text = None if value is None else str(value).strip() or None
+        if text is not None:
+            from fedrpc.emulation.conditions import check_links, check_speeds  # here, since most commands need no NumPy
+
+            (check_links if info.field_name == "link" else check_speeds)(text)
+        return text
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether clients have links or speeds of their own, so that they take turns only when they compute."""
+        return bool(self.link or self.speed)
+
     @property
     def hash(self) -> str:
         """Names the run: SHA-256 of everything that changes the result, as 16 hex digits."""
-        content = self.model_dump(exclude={"rounds", "parallel", "device", "limits"})
+        content = self.model_dump(exclude=_CIRCUMSTANCES)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -158,7 +180,7 @@ class RunConfig(_Frozen):
 
     def dump_for_join(self) -> str:
         """The configuration as JSON for the answer to Join, without fields that only the server needs."""
-        return self.model_dump_json(exclude={"parallel"})
+        return self.model_dump_json(exclude=_SERVER_ONLY)
 
 
 def build(values: Mapping[str, Any]) -> RunConfig:
@@ -209,6 +231,16 @@ def parse_join_config(text: str) -> RunConfig:
             f"the server's configuration is not one that fedrpc {__version__} knows ({where}: {first['msg'].lower()}); "
             "install the same fedrpc on both sides"
         ) from None
+
+
+def refuse_emulation(config: RunConfig, what: str) -> None:
+    """Raises ConfigError when a run whose clients are elsewhere has emulated ones."""
+    for name in ("link", "speed"):
+        if (value := getattr(config, name)) is not None:
+            raise ConfigError(
+                f"{name} {value}: `fedrpc run` and `fedrpc compare` emulate clients' links and speeds; the clients of "
+                f'{what} have their own: leave it out, or say --set {name}=""'
+            )
 
 
 def default_run_dir(config: RunConfig) -> Path:

@@ -479,6 +479,10 @@ class FakeLink:
         self.sessions |= {session.client: session for session in sessions}
         mailbox.attach(sessions, self)
 
+    def drop_session(self, session: Session) -> None:
+        """Gives up a session that the client has opened anew."""
+        self.sessions.pop(session.client, None)
+
     def detach(self, roster: Roster, mailbox: Mailbox) -> None:
         """Ends the stream, as the server does when it breaks."""
         mailbox.detach(self)

@@ -23,6 +23,20 @@ Fraction = Annotated[float | None, typer.Option(help="Share of the clients that 
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same model, bit for bit.")]
 Parallel = Annotated[int | None, typer.Option(help="Clients that work at a time; one per core when not given.")]
+Link = Annotated[
+    str | None,
+    typer.Option(
+        help="Every client's link: lan, wifi, 5g, 4g, 3g, your own "
+        '("down=20mbit,up=5mbit,rtt=60ms,jitter=10ms,loss=1%"), by share (4g:0.7,wifi:0.3), or a CSV file '
+        "(client,down,up,rtt,...)."
+    ),
+]
+Speed = Annotated[
+    str | None,
+    typer.Option(
+        help="How fast clients compute, beside this machine: 0.5, drawn by lognormal:0.5, or a CSV file (client,speed)."
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any setting, such as --set train.lr=0.1.")]
 Recipe = Annotated[str | None, typer.Option(help="Start from a recipe; see `fedrpc list recipes`.")]
@@ -78,6 +92,8 @@ def _run_options(
     rounds: Rounds = None,
     seed: Seed = None,
     parallel: Parallel = None,
+    link: Link = None,
+    speed: Speed = None,
     device: Device = None,
     server_optimizer: ServerOptimizer = None,
     dp_sgd: DpSgd = None,

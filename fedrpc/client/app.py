@@ -15,6 +15,7 @@ import torch
 
 import fedrpc
 from fedrpc import log
+from fedrpc.client.machine import Machine
 from fedrpc.client.member import Member, Work, is_about_ledger
 from fedrpc.client.store import Kept
 from fedrpc.client.timing import AnswerTimer
@@ -57,6 +58,8 @@ class ClientOptions:
         client_ids: The clients that it runs.
         num_sharing: Processes that share this machine's GPUs; as many as the run has clients when None.
         policy: Changes of the clients' own policies.
+        speed: How fast it computes, beside this machine.
+        cores: Who hands out this machine's cores; None when the process need not wait for one.
     """
 
     server: str
@@ -69,6 +72,8 @@ class ClientOptions:
     wait_s: float = 300.0
     num_sharing: int | None = None
     policy: Mapping[str, Any] = field(default_factory=dict)
+    speed: float = 1.0
+    cores: str | None = None
 
 
 class ClientApp:
@@ -85,6 +90,7 @@ class ClientApp:
             for client in options.client_ids
         ]
         self._transport = Transport(options.server, tls=options.tls, insecure=options.insecure)
+        self._machine = Machine(options.speed, options.cores)
         self._known: tuple[Work, RunConfig] | None = None
         self._stream: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
         self._queue: asyncio.Queue[tuple[Member, Task]] = asyncio.Queue()
@@ -226,7 +232,7 @@ class ClientApp:
         sharing = self._options.num_sharing or config.clients
         index = ids[0] // len(ids)  # among processes with as many clients each
         device = choose(self._options.device or config.device, index, sharing)
-        work = Work(problem, check_name(welcome.run_id), device)
+        work = Work(problem, check_name(welcome.run_id), device, self._machine)
         if len(self._members) == 1:
             self._members[0].load(work)
             del problem.partition  # all clients' indices; this client has loaded its own examples
@@ -243,7 +249,10 @@ class ClientApp:
     async def _answer_tasks(self) -> None:
         while True:
             member, task = await self._queue.get()
+            if member.is_wanted(task) and not is_about_ledger(task):
+                await self._machine.wait_for_core()
             if not member.is_wanted(task):
+                self._machine.give_core_back()
                 member.drop(task)
                 continue
             member.begin(task)
@@ -254,6 +263,7 @@ class ClientApp:
             except Cancelled:
                 self._log.info("cancelled", phase=task.envelope.phase, round=task.envelope.round)
             finally:
+                self._machine.give_core_back()
                 member.end_answer()
             if result is None:
                 member.drop(task)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedrpc.client.answer import Answerer, report_ledger
 from fedrpc.client.byte_ledger import read_byte_ledger
 from fedrpc.client.identity import Identity
 from fedrpc.client.limits import OwnLimits
+from fedrpc.client.machine import Machine
 from fedrpc.client.policy import keep_policy
 from fedrpc.client.spending import SPENDING_FILE, SpendingFile
 from fedrpc.client.store import BYTES_FILE, ClientStore, Kept
@@ -33,11 +34,13 @@ class Work:
 
     Args:
         run_id: The run's id, which is safe as a file name.
+        machine: What they compute on.
     """
 
     problem: Problem
     run_id: str
     device: torch.device
+    machine: Machine = field(default_factory=Machine)
 
 
 def is_about_ledger(task: Task) -> bool:
@@ -139,7 +142,7 @@ class Member:
             work = self._work
             noise = work.problem.config.privacy.noise
             limits = OwnLimits(self._policy, self._open_spending(), self._store.get_histories, noise)
-            self._answerer = Answerer(work.problem, self.client, self._store, work.device, limits)
+            self._answerer = Answerer(work.problem, self.client, self._store, work.device, limits, work.machine)
         return self._answerer
 
     def _open_spending(self) -> SpendingFile:

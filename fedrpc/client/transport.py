@@ -62,7 +62,10 @@ OPTIONS = [
     ("grpc.http2.max_frame_size", 1 << 20),  # 9 bytes a MiB instead of 9 bytes in 16 KiB
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    (
+        "grpc.min_reconnect_backoff_ms",
+        10_000,
+    ),  # gRPC's limit for a connection to open: some round trips, TLS among them
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 NO_TIMING = ClientTiming()

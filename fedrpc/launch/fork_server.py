@@ -112,6 +112,8 @@ def run_logged_client(options: dict[str, Any]) -> None:
         state_dir=Path(options["state_dir"]),
         data_dir=Path(data_dir) if data_dir else None,
         num_sharing=options["num_processes"],
+        speed=options["speed"],
+        cores=options["cores"],
     )
     run_async(run(known))
 

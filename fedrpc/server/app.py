@@ -144,8 +144,6 @@ class Servicer:
         token, sessions, replaced = self._roster.join(names)
         self._peers |= {session.client: peer for session in sessions}
         for old in replaced:
-            if old.link:
-                old.link.drop_session(old)
             self._server.mailbox.replace_session(old)
         for member in request.members:
             rows, _ = self._privacy.get_head(member.client_id)

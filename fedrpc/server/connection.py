@@ -180,7 +180,7 @@ class Connection:
         if self._upload and self._upload.session is session:
             self._end_upload_soon(self._upload)
         if not self._sessions:
-            self._break("its clients have joined anew")
+            self._fail(UnknownSession("its clients have joined anew"))
 
     def send_finished(self, finished: Finished) -> None:
         """Tells all clients of the stream that the run is over, once for all of them."""

@@ -416,5 +416,6 @@ class Mailbox:
 def _resume(task: Task) -> None:
     """Lets a task's time run again after it has waited for the server."""
     if task.held_since is not None and task.began_at is not None:
-        task.began_at += time.monotonic() - task.held_since
+        # Negative when the server stood still before it, which was noticed only after.
+        task.began_at += max(0.0, time.monotonic() - task.held_since)
     task.held_since = None

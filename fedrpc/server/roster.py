@@ -107,7 +107,9 @@ class Roster:
         replaced = [self._by_client[client] for client, _ in members if client in self._by_client]
         for old in replaced:
             self.close(old)
-            old.link = None  # what its stream still says for it is refused
+            link, old.link = old.link, None  # what its stream still says for it is refused
+            if link:
+                link.drop_session(old)
         sessions = [self._open(client, instance, now) for client, instance in members]
         token = secrets.token_bytes(16)
         self._joined[token] = sessions

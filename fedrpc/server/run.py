@@ -10,7 +10,7 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from fedrpc.clock import PauseDetector
 from fedrpc.config import RunConfig, build, list_differences, read_toml, to_toml
 from fedrpc.data.partition_summary import summarize_partition
 from fedrpc.device import choose
+from fedrpc.emulation.conditions import Conditions, describe_all
 from fedrpc.errors import ConfigError, Damaged, Unavailable
 from fedrpc.files import CHECKSUMS, RESTORE, explain_damage, find_changed, write_durably
 from fedrpc.metrics.timing import TIMING_FILE, TimingFile
@@ -67,6 +68,7 @@ class ServerOptions:
     linger: bool = False  # keep serving after the end, so that late clients learn of it
     outlived: bool = True  # by its clients, which look for it again when it was killed
     when_over: Callable[[], None] = lambda: None  # called when the run directory is complete
+    conditions: Sequence[Conditions] = ()  # of its clients, where they are emulated
 
 
 def lock(out: Path) -> IO[str]:
@@ -170,8 +172,16 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
         else:
             (options.out / CHECKSUMS).unlink(missing_ok=True)  # of files that change from here on
             write_durably(options.out / "partition.json", (json.dumps(table) + "\n").encode())
+            _note_conditions(options)
             log.get("server").info("run", id=run_id, method=problem.config.method, out=str(options.out))
         return await _run_server(problem, device, run_id, options, progress, health, stack)
+
+
+def _note_conditions(options: ServerOptions) -> None:
+    """Writes which client has which link and speed; of a run that is resumed with others, the last ones."""
+    if any(each.describe() for each in options.conditions):
+        table = {"clients": describe_all(options.conditions)}
+        write_durably(options.out / "conditions.json", (json.dumps(table, indent=1) + "\n").encode())
 
 
 def _prepare(config: RunConfig, data_dir: Path | None) -> tuple[Problem, dict[str, Any]]:

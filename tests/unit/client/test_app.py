@@ -105,8 +105,9 @@ class Hub:
         self.mailbox = Mailbox(self.roster, config.limits, config.parallel)
         self.book, self.privacy = LedgerFile(folder), PrivacyFile(folder / "privacy.jsonl")
         self.heads = HeadsFile(folder / "heads.jsonl", "run")
+        self.spool = Spool(folder / "spool")
         self.server = ServerContext(
-            problem, "run", self.mailbox, Spool(folder / "spool"), self.pool, self.pool, CPU, lambda *_: None
+            problem, "run", self.mailbox, self.spool, self.pool, self.pool, CPU, lambda *_: None
         )
         coordinator = cast(Any, SimpleNamespace(round=0))
         sockets = Sockets(Meter(0, local=True), max_connections=100)
@@ -143,6 +144,7 @@ class Hub:
             pipe.serving.cancel()
         await asyncio.gather(*(pipe.serving for pipe in self.pipes), return_exceptions=True)
         self.pool.shutdown()
+        self.spool.close()
         self.book.close()
         self.privacy.close()
         self.heads.close()
