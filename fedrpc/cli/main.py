@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 app.command()(run.run)
 app.command()(run.compare)
+app.command()(study.whatif)
 app.command()(study.audit)
 app.command()(study.privacy)
 app.command("list")(inspect.list_names)
