@@ -42,6 +42,7 @@ app = typer.Typer(
 app.callback()(common)
 app.command()(run.run)
 app.command()(run.compare)
+app.command()(study.whatif)
 app.command()(study.audit)
 app.command()(study.privacy)
 app.command("list")(inspect.list_names)
