@@ -17,7 +17,8 @@ from fedrpc.config import LimitsConfig
 from fedrpc.metrics.timing import TIMING_FILE, TimingFile
 from fedrpc.privacy.heads import HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
-from fedrpc.server.connection import Connection, Desk
+from fedrpc.server.connection import Connection
+from fedrpc.server.desk import Desk
 from fedrpc.server.mailbox import Mailbox, Task
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import ServerContext
