@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,7 @@ from fedrpc.wire.sealing import check_seal, seal
 from fedrpc.wire.tcpinfo import Meter
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
+_CALL_S = 30.0  # for Greet and Join
 _REFUSALS = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.OUT_OF_RANGE,
@@ -148,6 +149,39 @@ class SignedRows:
     signature: bytes
 
 
+@dataclass(frozen=True)
+class Greeting:
+    """What the server replies to Greet: its run, and what clients have to sign to join it, once."""
+
+    run_id: str
+    challenge: bytes
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What shows at Join that a client is who it says.
+
+    Attributes:
+        public_key: The client's.
+        signature: Made with its key.
+        token_proof: Made with its join token; b"" when it has none.
+    """
+
+    public_key: bytes
+    signature: bytes
+    token_proof: bytes
+
+
+class Applicant(Protocol):
+    """A client that joins; its instance distinguishes it from another one with its id."""
+
+    client: int
+    instance: str
+
+    def prove(self, run_id: str, challenge: bytes) -> Proof:
+        """Proves who it is, for one Join."""
+
+
 class Listener(Protocol):
     """A client, as its stream sees it."""
 
@@ -180,27 +214,33 @@ class Transport:
             grpc.aio.secure_channel(address, creds, OPTIONS) if creds else grpc.aio.insecure_channel(address, OPTIONS)
         )
         # Bytes pass through these calls unchanged: an answer is serialised once and sent as often as needed.
+        self._greet: Any = self._channel.unary_unary(f"/{SERVICE}/Greet")
         self._join: Any = self._channel.unary_unary(f"/{SERVICE}/Join")
         self._connect: Any = self._channel.stream_stream(f"/{SERVICE}/Connect")
 
-    async def join(self, members: Iterable[tuple[int, str, bytes]]) -> Welcome:
-        """Opens a session for each client.
+    async def greet(self) -> Greeting:
+        """Asks for what the clients of the next Join have to sign."""
+        answer = parse(pb.GreetResponse, await self._call(self._greet, pb.GreetRequest(), "the answer to Greet"))
+        return Greeting(answer.run_id, answer.challenge)
 
-        Args:
-            members: The clients' ids, instances and public keys; an instance distinguishes a client from another one
-                with its id.
-        """
+    async def join(self, applicants: Sequence[Applicant], greeting: Greeting) -> Welcome:
+        """Opens a session for each client, which proves that it holds its key, and its join token if it has one."""
         request = pb.JoinRequest(
-            members=[pb.Member(client_id=c, instance=instance, public_key=key) for c, instance, key in members],
+            members=[_build_member(applicant, greeting) for applicant in applicants],
             package_version=fedrpc.__version__,
             schema_digest=SCHEMA_DIGEST,
+            challenge=greeting.challenge,
         )
+        return _read_welcome(parse(pb.JoinResponse, await self._call(self._join, request, "the answer to Join")))
+
+    async def _call(self, call: Any, request: pb.GreetRequest | pb.JoinRequest, what: str) -> bytes:
+        """Makes a call, and checks that its answer came as it was sent."""
         try:
-            answer: bytes = await self._join(seal(request.SerializeToString()), timeout=30)
+            answer: bytes = await call(seal(request.SerializeToString()), timeout=_CALL_S)
         except grpc.aio.AioRpcError as error:
             raise self._translate(error) from None
-        check_seal(answer, "the answer to Join")
-        return _read_welcome(parse(pb.JoinResponse, answer))
+        check_seal(answer, what)
+        return answer
 
     def connect(self, max_bytes: int, heartbeat_s: float, pool: Executor) -> Stream:
         """Opens the stream; the caller runs it."""
@@ -472,6 +512,17 @@ class Stream:
                     return
                 attempt.add(Kind(payload.parts[index].kind), len(data), size)
                 await self._write(data)
+
+
+def _build_member(applicant: Applicant, greeting: Greeting) -> pb.Member:
+    proof = applicant.prove(greeting.run_id, greeting.challenge)
+    return pb.Member(
+        client_id=applicant.client,
+        instance=applicant.instance,
+        public_key=proof.public_key,
+        signature=proof.signature,
+        token_proof=proof.token_proof,
+    )
 
 
 def _read_welcome(answer: pb.JoinResponse) -> Welcome:

@@ -29,6 +29,7 @@ SMALL_BYTES = (
     256 << 10
 )  # a message up to this travels in the frame of its envelope: more frames cost more than its bytes
 MAX_MISSED_HEARTBEATS = 3  # either side gives up a stream that misses more
+MAX_JOINING = 500  # clients in one Join: its answer stays far below gRPC's limit for a message
 GRPC_PREFIX_BYTES = 5  # gRPC's header of each message
 SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
 SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()  # equal digests can communicate

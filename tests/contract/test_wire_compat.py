@@ -160,6 +160,13 @@ RECEIPT = pb.Receipt(
     task_id="0123456789abcdef", status=pb.Receipt.STATUS_REFUSED, durable=10, privacy_rows=11, reason="malformed"
 )
 CALLS: dict[str, Callable[[], Any]] = {
+    "greet_response": lambda: pb.GreetResponse(challenge=b"challenge", run_id="run"),
+    "proving_join_request": lambda: pb.JoinRequest(
+        members=[
+            pb.Member(client_id=3, instance="three", public_key=b"key", signature=b"signed", token_proof=b"proof")
+        ],
+        challenge=b"challenge",
+    ),
     "join_request": lambda: pb.JoinRequest(
         members=[pb.Member(client_id=3, instance="three"), pb.Member(client_id=0, instance="zero")],
         package_version="0.1.0",

@@ -12,7 +12,8 @@ import grpc
 
 from fedrpc import __version__
 from fedrpc.config import parse_join_config
-from fedrpc.privacy.signing import Signer
+from fedrpc.privacy.signing import Signer, build_join_statement
+from fedrpc.tls.tokens import prove_token
 from fedrpc.wire.sealing import seal
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.altered import reseal
@@ -89,11 +90,17 @@ class RawClient:
         address: HOST:PORT.
         credentials: For TLS.
         signer: The key that it joins with; a new one when None.
+        token: Its join token.
     """
 
     def __init__(
-        self, address: str, credentials: grpc.ChannelCredentials | None = None, signer: Signer | None = None
+        self,
+        address: str,
+        credentials: grpc.ChannelCredentials | None = None,
+        signer: Signer | None = None,
+        token: bytes = b"",
     ) -> None:
+        self.token = token
         self.signer = signer or Signer.from_bytes(Signer.create())
         options = [("grpc.use_local_subchannel_pool", 1)]
         self.channel = (
@@ -101,6 +108,7 @@ class RawClient:
             if credentials
             else grpc.insecure_channel(address, options)
         )
+        self._greet = self.channel.unary_unary(f"/{SERVICE}/Greet")
         self._join = self.channel.unary_unary(f"/{SERVICE}/Join")
         self._connect = self.channel.stream_stream(f"/{SERVICE}/Connect")
         self._streams: list[RawStream] = []
@@ -117,18 +125,33 @@ class RawClient:
         """Join with any bytes."""
         return self._join(data, timeout=TIMEOUT_S)
 
+    def greet(self) -> pb.GreetResponse:
+        """Asks for a challenge."""
+        return pb.GreetResponse.FromString(self._greet(seal(b""), timeout=TIMEOUT_S))
+
     def member(self, client: int, instance: str = "raw") -> pb.Member:
         """How a client names itself."""
         return pb.Member(client_id=client, instance=instance, public_key=self.signer.public_key)
 
-    def join(self, client: int, instance: str = "raw", **changes: Any) -> pb.JoinResponse:
-        """Join as a client would."""
+    def request(self, greeting: pb.GreetResponse, client: int, instance: str = "raw", **changes: Any) -> pb.JoinRequest:
+        """What a client would ask for at Join; members that are not signed yet are."""
         values = {
             "members": [self.member(client, instance)],
             "package_version": __version__,
             "schema_digest": SCHEMA_DIGEST,
+            "challenge": greeting.challenge,
         }
         request = pb.JoinRequest(**(values | changes))
+        for member in request.members:
+            said = build_join_statement(greeting.run_id, member.client_id, member.instance, greeting.challenge)
+            member.signature = member.signature or self.signer.sign(said)
+            if self.token and not member.token_proof:
+                member.token_proof = prove_token(self.token, said, member.public_key)
+        return request
+
+    def join(self, client: int, instance: str = "raw", **changes: Any) -> pb.JoinResponse:
+        """Join as a client would."""
+        request = self.request(self.greet(), client, instance, **changes)
         return pb.JoinResponse.FromString(self.join_bytes(seal(request.SerializeToString())))
 
     def connect(self, *frames: pb.Frame | bytes) -> RawStream:

@@ -108,6 +108,7 @@ def test_fedrpc(words: str, code: int, said: str, files: Path, programs: Program
         ("--listen 127.0.0.1", CONFIG, "--listen takes HOST:PORT; '127.0.0.1'"),
         ("--listen 127.0.0.1:99999", CONFIG, "--listen takes HOST:PORT; '127.0.0.1:99999'"),
         ("--listen 127.0.0.1:0 --tls-cert file", CONFIG, "--tls-cert and --tls-key go together"),
+        ("--listen 127.0.0.1:0 --tls-client-ca file", CONFIG, "--tls-client-ca; needs --tls-cert and --tls-key"),
         ("--listen 127.0.0.1:0 --tls-cert no.pem --tls-key no.pem", CONFIG, "cannot read the certificate; no.pem"),
         ("--listen 127.0.0.1:0 --tls-cert file --tls-key file", CONFIG, "not a certificate and its key in PEM"),
     ],
@@ -286,15 +287,15 @@ def test_another_version_with_the_same_wire_is_welcome(waiting: Program) -> None
 
 
 class _Fake(grpc.GenericRpcHandler):
-    """A server that knows Join alone, or not even that."""
+    """A server that knows Greet and Join alone, or not even that."""
 
     def __init__(self, join: Callable[[bytes, Any], bytes] | None) -> None:
         self._join = join
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        if self._join is None or details.method != f"/{SERVICE}/Join":
-            return None
-        return grpc.unary_unary_rpc_method_handler(self._join)
+        known = {f"/{SERVICE}/Greet": lambda *_: b"", f"/{SERVICE}/Join": self._join} if self._join else {}
+        found = known.get(details.method)
+        return grpc.unary_unary_rpc_method_handler(found) if found else None
 
 
 @contextlib.contextmanager

@@ -49,6 +49,27 @@ async def test_a_task_its_result_and_its_receipt(tmp_path, question):
 
 
 @asynchronous
+async def test_an_answer_that_comes_before_its_question_is_known_to_be_sent(tmp_path):
+    """gRPC may tell of the answer's arrival first: the question is booked before it, and may be forgotten by then."""
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        stream.reading.clear()
+        task = desk.post(0)
+        await until(lambda: stream.written)
+        stream.send(*stream.frames(task))
+        await until(task.outcome.done)
+        booked = [(key.direction, key.aborted) for key in desk.book.current if key.phase == "fit"]
+        assert set(booked) == {("down", False), ("up", False)}, "a kill at this moment loses nothing"
+        task.question.forget()
+        stream.reading.set()
+        assert (await stream.receive()).envelope.task_id == task.task_id
+        assert await stream.receive_receipt() == ("ACCEPTED", task.task_id)
+        await stream.hang_up()
+        assert not any(key.aborted or key.repeated for key in desk.book.current)
+        assert desk.count_booked() == desk.count_seen()
+
+
+@asynchronous
 async def test_a_receipt_travels_with_the_next_task(tmp_path):
     async with office(tmp_path) as desk:
         stream = await desk.connect(0)
@@ -162,6 +183,22 @@ async def test_a_kill_between_booking_a_result_and_keeping_it_loses_none_of_its_
             totals = compute_totals(desk.book.read_all_rows())
     size = answer.value.nbytes
     assert totals["method"]["up"]["tensor"] == totals["redelivered"]["up"]["tensor"] == size
+
+
+@asynchronous
+async def test_attempts_that_cannot_be_do_not_each_get_rows_of_their_own(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive_task()
+        for attempt in (0, 10**6, 10**6 + 1, 2**32 - 1):
+            frame = pb.Frame.FromString(stream.frames(task)[0])
+            frame.envelope.attempt, frame.chunks[0].data = attempt, b""
+            stream.send(frame)
+            assert await stream.receive_receipt() == ("REFUSED", task.task_id)
+        found = {key.attempt for key in desk.book.current if (key.phase, key.direction) == FIT_UP}
+        assert found == {0, connection.MAX_ATTEMPT}
+        assert desk.count_booked()["up"] == desk.count_seen()["up"]
 
 
 @asynchronous
