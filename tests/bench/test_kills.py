@@ -159,9 +159,9 @@ def test_kill_in_mid_upload(tmp_path: Path, programs: Programs, gates: Gates, fi
         began = time.monotonic()
         assert proxy.held.wait(PATIENCE_S), f"the upload of round {index} does not come"
         victim.kill()
+        proxy.pass_on()  # the end of its connection, too
         wait_for(f"round {index} closes", lambda index=index: out.durable_round >= index)
         seconds.append(time.monotonic() - began)
-        proxy.pass_on()
     programs.client(proxy.address, VICTIM, tmp_path / "state").wait_for_join()
     gates.open_all()
     server.wait_for_success()

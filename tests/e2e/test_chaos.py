@@ -15,7 +15,7 @@ from tests.e2e.programs import Programs
 from tests.e2e.rundir import RunDir
 
 SEED = int(os.environ.get("FEDRPC_CHAOS_SEED", "17"))
-ROUNDS, TROUBLES = 10, 60
+ROUNDS, TROUBLES = 8, 60
 PATIENCE_S = 170.0
 
 pytestmark = pytest.mark.timeout(300)

@@ -1,4 +1,4 @@
-"""The calls as gRPC makes them: what goes wrong in the server is in its log, a client that is gone is not."""
+"""The calls as gRPC makes them: a mistake in the server's own code is in its log, a client that is gone is not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.client.test_app import PEER, Hub
 
 @pytest.mark.parametrize(
     ("error", "logged"),
-    [(TypeError("a mistake"), ["stream_failed"]), (grpc.aio.InternalError("the client is gone"), [])],
+    [(TypeError("a mistake"), ["stream_failed"]), (grpc.aio.InternalError("it is gone"), [])],
 )
 @asynchronous
 async def test_a_stream_that_fails_by_a_mistake_is_in_the_log(
@@ -27,6 +27,6 @@ async def test_a_stream_that_fails_by_a_mistake_is_in_the_log(
 
     hub = Hub(tmp_path, problem_of("fedavg", clients=1))
     with capture_logs() as lines, pytest.raises(type(error)):
-        await hub._servicer.connect(None, SimpleNamespace(read=read, write=None, peer=lambda: PEER, auth_context=dict))
+        await hub._servicer.connect(None, SimpleNamespace(read=read, write=None, peer=lambda: PEER))
     await hub.close()
     assert [line["event"] for line in lines] == logged
