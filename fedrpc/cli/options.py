@@ -17,7 +17,7 @@ console = Console()
 Method = Annotated[str | None, typer.Option(help="The federated method; see `fedrpc list methods`.")]
 Dataset = Annotated[str | None, typer.Option(help="The data set; see `fedrpc list datasets`.")]
 Partition = Annotated[str | None, typer.Option(help='How training data is dealt to clients, such as "dirichlet:0.1".')]
-Model = Annotated[str | None, typer.Option(help="The network; chosen by data set when not given.")]
+Model = Annotated[str | None, typer.Option(help="The network; chosen by data set, or by a method that needs another, when not given.")]
 Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
 Fraction = Annotated[float | None, typer.Option(help="Share of the clients that takes part in a round.")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]

@@ -103,6 +103,7 @@ def _list_facts(summary: dict[str, Any]) -> Table:
     for what, line in describe_kinds(summary["privacy"]).items():
         facts.add_row("", Text(f"{what}: {line}"))
     facts.add_row("time", f"{summary['seconds']:.1f} s")
+    facts.add_row("network", summary["model"])
     facts.add_row("model", summary["model_sha256"][:16])
     return facts
 
