@@ -121,3 +121,19 @@ def test_names_of_other_frameworks_lead_to_ours(name: str, there_is: str) -> Non
 def test_an_unknown_name_in_any_table_is_answered_with_the_names_beside_it(path):
     with pytest.raises(UnknownName, match=rf"unknown option '{path}'"):
         config.build(config.parse_set([f"{path}=1"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("200MB", 200_000_000), ("1.5 GB", 1_500_000_000), ("64KiB", 65536), (7, 7), ("8", 8)]
+)
+def test_a_byte_budget_has_a_unit_and_changes_no_name(text: str | int, size: int) -> None:
+    found = config.build({"limits": {"byte_budget": text}})
+    assert found.limits.byte_budget == size
+    assert found.hash == config.build({}).hash
+    assert "byte_budget" not in found.dump_for_join(), "clients need not know it"
+
+
+@pytest.mark.parametrize("text", ["", "MB", "2 apples", "-1MB", "0", "1e3MB"])
+def test_a_byte_budget_that_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"limits\.byte_budget"):
+        config.build({"limits": {"byte_budget": text}})
