@@ -8,7 +8,7 @@ from collections.abc import Callable
 import typer
 
 from fedrpc import __version__
-from fedrpc.cli import deploy, inspect, programs, run, study
+from fedrpc.cli import compare, deploy, inspect, programs, run, study
 from fedrpc.cli.options import console
 from fedrpc.process import end_at_once, end_process, exit_code_of
 
@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run.run)
-app.command()(run.compare)
+app.command()(compare.compare)
 app.command()(study.audit)
 app.command()(study.privacy)
 app.command("list")(inspect.list_names)
