@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -85,7 +86,7 @@ def read_again(folder: Path) -> Comparison:
     cells, goals, planned = read_written(folder)
     if planned:
         return read_comparison(folder, cells, goals=goals)
-    return read_folders([folder / cell.run for cell in cells], folder, goals)
+    return read_folders([Path(os.path.normpath(folder / cell.run)) for cell in cells], folder, goals)
 
 
 def read_written(folder: Path) -> tuple[list[Cell], Goals, bool]:
