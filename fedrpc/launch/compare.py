@@ -70,6 +70,9 @@ def compare_local(
 
 
 def _run(plan: Plan, workshop: Workshop, console: Console) -> list[Failure]:
+    if console.is_terminal:
+        together = f", {workshop.jobs} at a time" if workshop.jobs > 1 else ""
+        console.print(f"{pluralize(len(plan.runs), 'run')} in {workshop.folder}{together}", highlight=False)
     display = LiveDisplay(console, plan.runs) if console.is_terminal else LogDisplay(plan.runs)
     try:
         return run_cells(plan.runs, workshop, display)

@@ -76,10 +76,14 @@ class LiveDisplay:
             transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._done: dict[str, int] = {}  # rounds from before, by label
         self._bars.start()
 
     def announce(self, run: Planned, event: str, **values: Any) -> None:
         """Prints one line about a run."""
+        if "rounds_done" in values:
+            self._done[run.label] = values["rounds_done"]
+            values = {"": f"{values['rounds_done']} of {run.config.rounds} rounds are done"}
         details = "".join(f": {value}" for value in values.values())
         mark = f" ({RAW})" if METHODS[run.cell.method].shares_raw_data else ""
         name = f"{self._places[run.label]} {run.label}{mark} "
@@ -88,7 +92,10 @@ class LiveDisplay:
     def event(self, run: Planned, name: str, values: dict[str, Any]) -> None:
         """Updates the run's bar."""
         if run.label not in self._tasks:
-            self._tasks[run.label] = self._bars.add_task(run.label, total=run.config.rounds, accuracy="", traffic="")
+            done = self._done.get(run.label, 0)
+            self._tasks[run.label] = self._bars.add_task(
+                run.label, total=run.config.rounds, completed=done, accuracy="", traffic=""
+            )
         task = self._tasks[run.label]
         if name == "round_finished":
             accuracy = values.get("accuracy")

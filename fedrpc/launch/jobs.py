@@ -8,7 +8,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,8 +90,8 @@ class _Job:
     reader: int
     log_path: Path
     log_start: int
+    rounds_done: int
     buffer: bytes = b""
-    rounds_done: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def read(self) -> None:
@@ -117,22 +117,17 @@ def run_cells(runs: Sequence[Planned], workshop: Workshop, display: Display) -> 
             left.append(planned)
     if not left:
         return []
+    crew = _Crew(left, workshop, display)
     with _stopping_on_signals():
-        for planned in left:
-            preload(planned.config)
-        reasons = find_refused(left, workshop)
-        refused = [planned for planned in left if planned.cell.run in reasons]
-        for planned in refused:
-            display.announce(planned, "refused", reason=reasons[planned.cell.run])
-        crew = _Crew([planned for planned in left if planned not in refused], workshop, display)
         try:
+            for planned in left:
+                preload(planned.config)
+            crew.refuse(find_refused(left, workshop))
             crew.run()
         except (KeyboardInterrupt, Stopped) as stopped:
             code = stopped.exit_code if isinstance(stopped, Stopped) else 128 + signal.SIGINT
             raise Interrupted(crew.describe_stop(len(runs)), code) from None
-    code = ConfigError.exit_code
-    found = [Failure(planned.cell, reasons[planned.cell.run], code, refused=True) for planned in refused]
-    return [*found, *crew.failures]
+    return crew.failures
 
 
 @contextlib.contextmanager
@@ -151,6 +146,14 @@ class _Crew:
         self._waiting, self._workshop, self._display = list(waiting), workshop, display
         self._busy: list[_Job] = []
         self.failures: list[Failure] = []
+
+    def refuse(self, reasons: Mapping[Path, str]) -> None:
+        """Gives up runs that need not be started, by run directory."""
+        for planned in [planned for planned in self._waiting if planned.cell.run in reasons]:
+            reason = reasons[planned.cell.run]
+            self._waiting.remove(planned)
+            self._display.announce(planned, "refused", reason=reason)
+            self.failures.append(Failure(planned.cell, reason, ConfigError.exit_code, refused=True))
 
     def run(self) -> None:
         """Blocks until every run is over."""
@@ -178,14 +181,18 @@ class _Crew:
         run = self._workshop.open_run(planned)
         log_path = run.out.with_name(f"{run.out.name}.log")
         size = log_path.stat().st_size if log_path.exists() else 0
-        self._display.announce(planned, "resumes" if (run.out / "config.toml").exists() else "starts")
+        done = count_rounds(run.out)
+        if (run.out / "config.toml").exists():
+            self._display.announce(planned, "resumes", rounds_done=done)
+        else:
+            self._display.announce(planned, "starts")
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or the child would write what they hold a second time
         pid = fork(lambda: _work(run, log_path, writer))
         os.close(writer)
-        self._busy.append(_Job(planned, pid, reader, log_path, size))
+        self._busy.append(_Job(planned, pid, reader, log_path, size, done))
 
     def _watch(self) -> None:
         select.select([job.reader for job in self._busy], [], [], _TICK_S)
@@ -281,6 +288,15 @@ def is_finished(run: LocalRun) -> bool:
         return stored.hash == wanted.hash and is_complete(summary, stored) and is_complete(summary, wanted)
     except (ConfigError, OSError, ValueError, KeyError):
         return False
+
+
+def count_rounds(out: Path) -> int:
+    """How many rounds of a run are durable: what a display starts from; 0 where that cannot be read."""
+    try:
+        kept = json.loads((out / "checkpoints" / "manifest.json").read_bytes())
+        return max(0, int(kept["round"]) + (1 if kept.get("steps") is None else 0))
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0  # the server tells what is wrong with it
 
 
 def find_last_error(log_path: Path, start: int) -> str:

@@ -47,11 +47,14 @@ def describe_seeds(seeds: Sequence[int]) -> str:
 
 def list_notes(document: Mapping[str, Any]) -> list[str]:
     """What the columns mean, and which method runs on another network."""
-    notes = [f"{describe_overhead(document)}; best: picked on the test set"]
+    notes = [describe_overhead(document)]
+    if not has_several_runs(document):
+        notes[0] += "; best: picked on the test set"
     if any(len(entry["runs"]) > 1 for entry in document["methods"]):
         notes.append("±: standard deviation over the seeds; differences are paired by seed")
     if len(document["methods"]) > 1:
-        notes.append(f"*: no other row is at least as good in {', '.join(document['pareto']['objectives'])}")
+        *objectives, last = document["pareto"]["objectives"]
+        notes.append(f"*: no other row is as good in {', '.join(objectives)} and {last}, and better in one of them")
     for entry in document["methods"]:
         if entry["needs_model"]:
             beside = "; FedAvg stands beside it on the same one" if entry["baseline"] else ""
