@@ -1,4 +1,4 @@
-"""Sets up structlog: coloured lines on a terminal, JSON elsewhere."""
+"""Sets up structlog: lines to read, in colour on a terminal; JSON when asked for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import structlog
 from fedrpc.errors import UnknownName
 
 LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
 MAX_TEXT = 1000  # characters of a text that somebody else wrote
+_format = FORMATS[0]  # of this process and those that it forks
 
 
 def set_up(level: str = "info", *, stream: TextIO | None = None, **bound: Any) -> None:
@@ -25,15 +27,15 @@ def set_up(level: str = "info", *, stream: TextIO | None = None, **bound: Any) -
         bound: Keys that every line has, such as role and client.
     """
     out = stream or sys.stderr
-    renderer: Any = structlog.dev.ConsoleRenderer() if out.isatty() else structlog.processors.JSONRenderer()
+    text = structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=0, pad_level=False, sort_keys=False)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.TimeStamper(fmt="iso" if is_json() else "%H:%M:%S", utc=is_json()),
             _clean_values,
             structlog.processors.format_exc_info,
-            renderer,
+            *([structlog.processors.JSONRenderer()] if is_json() else [_shorten, text]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Patient(out))),
@@ -65,6 +67,29 @@ def clean_text(text: str) -> str:
 def _clean_values(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Cleans the texts of a log line, any of which may come from a client."""
     return {name: clean_text(value) if isinstance(value, str) else value for name, value in event.items()}
+
+
+def _shorten(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Puts who speaks before what is said, and leaves out the room, for somebody who reads along."""
+    event.pop("room", None)
+    role = event.pop("role", "run")
+    if role not in ("run", "compare"):  # the program that was started
+        event["event"] = f"{role}: {event['event']}"
+    return event
+
+
+def is_json() -> bool:
+    """Whether lines are for a program."""
+    return _format == "json"
+
+
+def choose_format(name: str) -> str:
+    """Chooses the format of the lines for this process and those that it forks; raises UnknownName."""
+    global _format
+    if name not in FORMATS:
+        raise UnknownName("log format", name, FORMATS)
+    _format = name
+    return name
 
 
 def check_level(name: str) -> str:

@@ -8,7 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from fedrpc import config
-from fedrpc.cli.options import DataDir, Hosts, LogLevel, Strict, add_run_options, collect_options, console, read_layers
+from fedrpc.cli.options import (
+    DataDir,
+    Hosts,
+    LogFormat,
+    LogLevel,
+    Strict,
+    add_run_options,
+    announce,
+    collect_options,
+    console,
+    read_layers,
+)
 from fedrpc.errors import ConfigError
 
 Folders = Annotated[
@@ -67,6 +78,7 @@ def compare(
     strict: Strict = False,
     figures: Figures = False,
     log_level: LogLevel = "warning",
+    log_format: LogFormat = "text",
     **options: Any,
 ) -> None:
     """Run several methods on the same partition, from the same initial model, with the same cohorts, and compare them.
@@ -80,13 +92,14 @@ def compare(
 
     The values are in compare.json, compare.csv and compare.tex, plots of them in compare.html.
     """
+    if bool(folders) == bool(methods):
+        got = "both" if folders else "neither"
+        raise ConfigError(f"expected --methods to run, or folders of finished runs to compare, got {got}")
+    announce("compare", f"a comparison of {', '.join(map(str, folders or methods or []))}")
     from fedrpc.launch.compare import compare_folders, compare_local
     from fedrpc.launch.plan import Request
     from fedrpc.study.comparison import Goals
 
-    if bool(folders) == bool(methods):
-        got = "both" if folders else "neither"
-        raise ConfigError(f"expected --methods to run, or folders of finished runs to compare, got {got}")
     values, shown = collect_options(options), {"strict": strict, "figures": figures}
     if folders:
         goals = Goals(target or (), config.build(values).limits.byte_budget)

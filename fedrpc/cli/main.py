@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
@@ -13,6 +14,20 @@ from fedrpc.cli.options import console
 from fedrpc.process import end_at_once, end_process, exit_code_of
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Federated learning over real gRPC: every byte on a ledger, every release in an account."""
+
+
 def version() -> None:
     """Print the version."""
     console.print(__version__)
@@ -20,11 +35,11 @@ def version() -> None:
 
 app = typer.Typer(
     name="fedrpc",
-    help="Federated learning over real gRPC: every byte on a ledger, every release in an account.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.callback()(common)
 app.command()(run.run)
 app.command()(compare.compare)
 app.command()(study.audit)

@@ -44,6 +44,12 @@ Strict = Annotated[
     ),
 ]
 LogLevel = Annotated[str, typer.Option(callback=log.check_level, help="debug, info, warning or error.")]
+LogFormat = Annotated[
+    str,
+    typer.Option(
+        callback=log.choose_format, envvar="FEDRPC_LOG_FORMAT", help="text, or json for a program that reads the log."
+    ),
+]
 ServerOptimizer = Annotated[
     str | None,
     typer.Option(help="none, sgdm, adam, yogi or adagrad: what the server makes of the mean update (FedAdam, ...)."),
@@ -105,6 +111,15 @@ def add_run_options(command: Callable[..., None]) -> Callable[..., None]:
     both = first | {name: each.replace(kind=each.KEYWORD_ONLY) for name, each in common.items()} | last
     command.__signature__ = inspect.Signature(list(both.values()))  # type: ignore[attr-defined]
     return command
+
+
+def announce(role: str, what: str) -> None:
+    """Says at once that something begins: loading PyTorch takes seconds."""
+    log.set_up("info", role=role)
+    if console.is_terminal:
+        console.print(f"starting {what}", style="dim", highlight=False)
+    else:
+        log.get(role).info(f"starting {what}")
 
 
 def merge_values(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from fedrpc.cli.options import (
     DataDir,
     Device,
     Insecure,
+    LogFormat,
     LogLevel,
     MaxEpsilon,
     Method,
@@ -49,6 +50,7 @@ def server(
         bool, typer.Option("--linger", help="Stay after the end, so that late clients learn of it.")
     ] = False,
     log_level: LogLevel = "info",
+    log_format: LogFormat = "text",
     **options: Any,
 ) -> None:
     """Serve one run; clients join from anywhere, in any order. The same command again resumes a stopped run."""
@@ -102,6 +104,7 @@ def client(
     require_secret_noise: RequireSecretNoise = None,
     min_clip: MinClip = None,
     log_level: LogLevel = "info",
+    log_format: LogFormat = "text",
 ) -> None:
     """Take part in a run as one client or many; everything else is learned from the server."""
     if client_ids is not None and clients_per_pod:

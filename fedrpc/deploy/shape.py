@@ -153,7 +153,11 @@ def container(deployment: Deployment, program: str, args: list[str], mounts: lis
         "imagePullPolicy": "IfNotPresent",
         "command": [f"fedrpc-{program}"],
         "args": [*args, *([f"--data-dir={DATA_DIR}"] if deployment.data_pvc else [])],
-        "env": [{"name": "HOME", "value": TMP_DIR}, {"name": "OMP_NUM_THREADS", "value": threads}],
+        "env": [
+            {"name": "HOME", "value": TMP_DIR},
+            {"name": "OMP_NUM_THREADS", "value": threads},
+            {"name": "FEDRPC_LOG_FORMAT", "value": "json"},  # for the cluster's collector of logs
+        ],
         "terminationMessagePolicy": "FallbackToLogsOnError",  # the last log line says what was wrong
         "securityContext": {
             "allowPrivilegeEscalation": False,

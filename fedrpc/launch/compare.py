@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from fedrpc.errors import ConfigError, FedrpcError
 from fedrpc.launch.comparison_progress import LiveDisplay, LogDisplay
-from fedrpc.launch.jobs import Workshop, choose_jobs, run_cells
+from fedrpc.launch.jobs import Interrupted, Workshop, choose_jobs, run_cells
 from fedrpc.launch.plan import Plan, Request, plan_runs
 from fedrpc.report.comparison import show_comparison
 from fedrpc.report.formula import require_formulas
@@ -76,6 +77,10 @@ def _run(plan: Plan, workshop: Workshop, console: Console) -> list[Failure]:
     display = LiveDisplay(console, plan.runs) if console.is_terminal else LogDisplay(plan.runs)
     try:
         return run_cells(plan.runs, workshop, display)
+    except Interrupted as stopped:
+        display.close()
+        console.print(Text(stopped.place), soft_wrap=True)
+        raise
     finally:
         display.close()
 

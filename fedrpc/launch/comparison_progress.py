@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -24,25 +24,43 @@ def _list_places(runs: Sequence[Planned]) -> dict[str, str]:
     return {planned.label: f"{number}/{len(runs)}" for number, planned in enumerate(runs, start=1)}
 
 
+class _RunLog(LogWatcher):
+    """Logs what happens in one run of several: a line to read begins with the run's name."""
+
+    def __init__(self, run: Planned) -> None:
+        super().__init__(run.config.rounds)
+        self._label = run.label
+
+    def _say(self, name: str, describe: Callable[[dict[str, Any]], str], values: dict[str, Any]) -> None:
+        super()._say(name, lambda found: f"{self._label}: {describe(found)}", values)
+
+
 class LogDisplay:
     """Logs what happens, a line each."""
 
     def __init__(self, runs: Sequence[Planned]) -> None:
-        self._places, self._watcher = _list_places(runs), LogWatcher()
+        self._places = _list_places(runs)
+        self._watchers = {run.label: _RunLog(run) for run in runs}
 
     def announce(self, run: Planned, event: str, **values: Any) -> None:
         """Logs one line about a run."""
         self._bind(run)
-        logger = log.get("compare")
-        (logger.warning if event in _WARNINGS else logger.info)(event, place=self._places[run.label], **values)
+        logger, place = log.get("compare"), self._places[run.label]
+        say = logger.warning if event in _WARNINGS else logger.info
+        if log.is_json():
+            say(event, place=place, **values)
+        else:
+            say(": ".join([f"{place} {run.label} {event.replace('_', ' ')}", *values.values()]))
 
     def event(self, run: Planned, name: str, values: dict[str, Any]) -> None:
         """Logs a round."""
         self._bind(run)
-        self._watcher.event(name, values)
+        self._watchers[run.label].event(name, values)
 
     def _bind(self, run: Planned) -> None:
-        log.set_up("info", role="compare", method=run.cell.method, run=run.label)
+        """Has lines for programs name the run."""
+        if log.is_json():
+            log.set_up("info", role="compare", method=run.cell.method, run=run.label)
 
     def end(self, run: Planned) -> None:
         """Nothing: its last line was logged."""
@@ -76,14 +94,10 @@ class LiveDisplay:
             transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
-        self._done: dict[str, int] = {}  # rounds from before, by label
         self._bars.start()
 
     def announce(self, run: Planned, event: str, **values: Any) -> None:
         """Prints one line about a run."""
-        if "rounds_done" in values:
-            self._done[run.label] = values["rounds_done"]
-            values = {"": f"{values['rounds_done']} of {run.config.rounds} rounds are done"}
         details = "".join(f": {value}" for value in values.values())
         mark = f" ({RAW})" if METHODS[run.cell.method].shares_raw_data else ""
         name = f"{self._places[run.label]} {run.label}{mark} "
@@ -92,12 +106,11 @@ class LiveDisplay:
     def event(self, run: Planned, name: str, values: dict[str, Any]) -> None:
         """Updates the run's bar."""
         if run.label not in self._tasks:
-            done = self._done.get(run.label, 0)
-            self._tasks[run.label] = self._bars.add_task(
-                run.label, total=run.config.rounds, completed=done, accuracy="", traffic=""
-            )
+            self._tasks[run.label] = self._bars.add_task(run.label, total=run.config.rounds, accuracy="", traffic="")
         task = self._tasks[run.label]
-        if name == "round_finished":
+        if name == "resumed":  # not an update, which would take these rounds for done by now
+            self._bars.reset(task, completed=values["round"] + 1)
+        elif name == "round_finished":
             accuracy = values.get("accuracy")
             self._bars.update(
                 task,

@@ -74,11 +74,15 @@ def choose_jobs(num_cells: int, cores: int | None = None) -> int:
 
 
 class Interrupted(FedrpcError):
-    """A signal stopped the comparison; the message says where."""
+    """A signal stopped the comparison; it is no error, so it has no message.
 
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.exit_code = code
+    Attributes:
+        place: Where, and how to go on.
+    """
+
+    def __init__(self, place: str, code: int) -> None:
+        super().__init__("")
+        self.place, self.exit_code = place, code
 
 
 @dataclass
@@ -90,7 +94,7 @@ class _Job:
     reader: int
     log_path: Path
     log_start: int
-    rounds_done: int
+    rounds_done: int = 0
     buffer: bytes = b""
     events: list[dict[str, Any]] = field(default_factory=list)
 
@@ -181,18 +185,14 @@ class _Crew:
         run = self._workshop.open_run(planned)
         log_path = run.out.with_name(f"{run.out.name}.log")
         size = log_path.stat().st_size if log_path.exists() else 0
-        done = count_rounds(run.out)
-        if (run.out / "config.toml").exists():
-            self._display.announce(planned, "resumes", rounds_done=done)
-        else:
-            self._display.announce(planned, "starts")
+        self._display.announce(planned, "resumes" if (run.out / "config.toml").exists() else "starts")
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or the child would write what they hold a second time
         pid = fork(lambda: _work(run, log_path, writer))
         os.close(writer)
-        self._busy.append(_Job(planned, pid, reader, log_path, size, done))
+        self._busy.append(_Job(planned, pid, reader, log_path, size))
 
     def _watch(self) -> None:
         select.select([job.reader for job in self._busy], [], [], _TICK_S)
@@ -201,7 +201,7 @@ class _Crew:
             job.read()
             for event in job.events:
                 name = event.pop("event")
-                if name == "round_finished":
+                if name in ("round_finished", "resumed"):
                     job.rounds_done = event["round"] + 1
                 self._display.event(job.planned, name, event)
             if ended:
@@ -288,15 +288,6 @@ def is_finished(run: LocalRun) -> bool:
         return stored.hash == wanted.hash and is_complete(summary, stored) and is_complete(summary, wanted)
     except (ConfigError, OSError, ValueError, KeyError):
         return False
-
-
-def count_rounds(out: Path) -> int:
-    """How many rounds of a run are durable: what a display starts from; 0 where that cannot be read."""
-    try:
-        kept = json.loads((out / "checkpoints" / "manifest.json").read_bytes())
-        return max(0, int(kept["round"]) + (1 if kept.get("steps") is None else 0))
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0  # the server tells what is wrong with it
 
 
 def find_last_error(log_path: Path, start: int) -> str:

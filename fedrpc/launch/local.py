@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
-from fedrpc import log
 from fedrpc.config import RunConfig, default_run_dir
 from fedrpc.launch.launcher import Launcher, LocalRun
 from fedrpc.launch.progress import LiveWatcher, LogWatcher
+from fedrpc.process import Stopped
 
 
 def run_local(
@@ -31,9 +32,13 @@ def run_local(
     out = out or default_run_dir(config)
     if not config.parallel:
         config = config.model_copy(update={"parallel": os.cpu_count() or 1})
-    log.set_up("info", role="run")
-    watcher = LiveWatcher(console, config.rounds) if console.is_terminal else LogWatcher()
-    Launcher(LocalRun(config, out, data_dir, log_level, num_hosts), watcher).run()
+    watcher = LiveWatcher(console, config.rounds) if console.is_terminal else LogWatcher(config.rounds)
+    try:
+        Launcher(LocalRun(config, out, data_dir, log_level, num_hosts), watcher).run()
+    except (KeyboardInterrupt, Stopped):
+        place = watcher.describe_place()
+        console.print(Text(f"stopped {place}; the same command again goes on from there ({out})"), soft_wrap=True)
+        raise
     from fedrpc.report.formula import require_formulas  # here, so that the run does not wait for its imports
     from fedrpc.report.page import show_runs
 

@@ -1,7 +1,11 @@
-"""Shows the progress of a run: a live line on a terminal, one log line for each round elsewhere."""
+"""Shows the progress of a run: a live line on a terminal, one line for each round elsewhere.
+
+People count rounds from 1; files and JSON count from 0.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -10,27 +14,64 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from fedrpc import log
 from fedrpc.launch.launcher import Watcher
 from fedrpc.report.table import format_size
+from fedrpc.report.words import pluralize
 
 
-class LogWatcher(Watcher):
-    """Logs rounds, and clients that failed."""
+class RoundCounter(Watcher):
+    """Knows how far a run is."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: int) -> None:
+        self._rounds, self._num_done = rounds, 0
+
+    def event(self, name: str, values: dict[str, Any]) -> None:
+        """Counts rounds that are done."""
+        if name in ("round_finished", "resumed"):
+            self._num_done = values["round"] + 1
+
+    def describe_place(self) -> str:
+        """Says which round was the last."""
+        return f"after round {self._num_done} of {self._rounds}" if self._num_done else "before the end of round 1"
+
+
+class LogWatcher(RoundCounter):
+    """Logs how clients join, rounds, and clients that failed."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__(rounds)
         self._log = log.get("run")
 
     def event(self, name: str, values: dict[str, Any]) -> None:
         """Logs an event, if it is one of those."""
+        super().event(name, values)
         if name == "round_finished":
             shown = ("round", "accuracy", "loss", "num_clients", "seconds", "bytes_down", "bytes_up")
-            self._log.info(name, **{key: values[key] for key in shown if key in values})
+            self._say(name, self._describe_round, {key: values[key] for key in shown if key in values})
+        elif name == "joined" and values["joined"] == values["of"]:
+            self._say(name, lambda found: f"all {found['of']:,} clients have joined", values)
+        elif name == "resumed":
+            self._say(name, lambda _: f"goes on {self.describe_place()}", values)
         elif name in ("client_restarted", "client_given_up"):
             self._log.warning(name, **values)
 
+    def _say(self, name: str, describe: Callable[[dict[str, Any]], str], values: dict[str, Any]) -> None:
+        if log.is_json():
+            self._log.info(name, **values)
+        else:
+            self._log.info(describe(values))
 
-class LiveWatcher(Watcher):
+    def _describe_round(self, values: dict[str, Any]) -> str:
+        pieces = [f"{values['accuracy']:.2f} %"] if values.get("accuracy") is not None else []
+        pieces += [f"loss {values['loss']:.3f}"] if values.get("loss") is not None else []
+        pieces += [pluralize(values["num_clients"], "client"), f"{values['seconds']:.1f} s"]
+        traffic = f"↓ {format_size(values['bytes_down'])} ↑ {format_size(values['bytes_up'])} so far"
+        return f"round {values['round'] + 1} of {self._rounds}: {', '.join([*pieces, traffic])}"
+
+
+class LiveWatcher(RoundCounter):
     """Draws a progress bar with rounds, accuracy, bytes and the time left."""
 
     def __init__(self, console: Console, rounds: int) -> None:
+        super().__init__(rounds)
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -50,8 +91,11 @@ class LiveWatcher(Watcher):
 
     def event(self, name: str, values: dict[str, Any]) -> None:
         """Updates the bar."""
+        super().event(name, values)
         if name == "joined":
             self._bar.update(self._task, description=f"joining {values['joined']}/{values['of']}")
+        elif name == "resumed":  # not an update, which would take these rounds for done by now
+            self._bar.reset(self._task, completed=self._num_done)
         elif name == "phase":
             self._bar.update(
                 self._task,
@@ -61,7 +105,7 @@ class LiveWatcher(Watcher):
             accuracy = values.get("accuracy")
             self._bar.update(
                 self._task,
-                completed=values["round"] + 1,
+                completed=self._num_done,
                 accuracy=f"{accuracy:.2f} %" if accuracy is not None else "",
                 traffic=f"↓{format_size(values['bytes_down'])} ↑{format_size(values['bytes_up'])}",
             )

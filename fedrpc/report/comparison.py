@@ -18,6 +18,7 @@ from fedrpc.files import explain_unwritable, write_atomically
 from fedrpc.report.comparison_exports import make_csv, make_latex
 from fedrpc.report.comparison_page import render_page
 from fedrpc.report.comparison_table import format_comparison, tabulate_failures
+from fedrpc.report.comparison_words import has_several_runs
 from fedrpc.report.page import show_runs
 from fedrpc.study.comparison import Comparison
 from fedrpc.study.comparison_reading import read_again
@@ -51,7 +52,7 @@ def show_comparison(found: Comparison, console: Console, *, write: bool = True, 
             write_atomically(folder / name, text)
     lines = [f"values: {folder}/compare.json, .csv, .tex", f"page: {folder}/compare.html"]
     if found.planned:
-        lines.insert(0, f"run directories: {folder}/<method>")
+        lines.insert(0, f"run directories: {folder}/<method>{',...' if has_several_runs(document) else ''}")
     if figures:
         names = _draw_figures(document, folder / "figures")
         lines.append(f"figures: {folder}/figures/{{{','.join(names)}}}.{{pdf,svg}}")

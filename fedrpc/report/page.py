@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -39,47 +39,53 @@ def show_runs(folders: Sequence[Path], console: Console) -> None:
     """For each finished run: prints its table, writes its page and prints where that is."""
     for run in [read_run(folder) for folder in folders]:  # reads all before writing any: a wrong name changes nothing
         print_summary(dict(run.summary), console)
-        verdict, style = _audit_epsilon(run)
-        if verdict:
-            console.print(Text(f"audit: {verdict}", style=style), soft_wrap=True)
+        verdict = _audit_epsilon(run)
+        if verdict.text:
+            console.print(Text(f"audit: {verdict.text}", style="bold red" if verdict.is_bad else ""), soft_wrap=True)
         console.print(Text(f"run directory: {run.folder}\nreport: {_write(run, verdict)}"), soft_wrap=True)
 
 
 def write_page(run_dir: Path) -> Path:
     """Writes `run_dir`/report.html and returns its path."""
     run = read_run(run_dir)
-    return _write(run, _audit_epsilon(run)[0])
+    return _write(run, _audit_epsilon(run))
 
 
-def _audit_epsilon(run: Run) -> tuple[str, str]:
-    """Audits a run that promises an epsilon, which is what its clients claim; returns the verdict and its style."""
+class Verdict(NamedTuple):
+    """What the audit of a run's privacy came to; an empty text when there was none."""
+
+    text: str = ""
+    is_bad: bool = False
+
+
+NOT_AUDITED = Verdict()
+
+
+def _audit_epsilon(run: Run) -> Verdict:
+    """Audits a run that promises an epsilon, which is what its clients claim."""
     privacy = run.summary["privacy"]
     if all(entry["epsilon"] is None for entry in (privacy, *privacy["releases"].values())):
-        return "", ""
+        return NOT_AUDITED
     from fedrpc.report.audit import describe_verdict, write_audit  # here, since accountants are slow to import
     from fedrpc.study.audit import audit_run
 
     try:
         found = audit_run(run.folder)
     except FedrpcError as error:  # a run can be shown also where it cannot be audited
-        return f"not possible: {error}", "bold red"
+        return Verdict(f"not possible: {error}", is_bad=True)
     write_audit(run.folder, found)
-    return describe_verdict(found), "bold red" if found.faults else ""
+    return Verdict(describe_verdict(found), is_bad=bool(found.faults))
 
 
-def _write(run: Run, verdict: str) -> Path:
+def _write(run: Run, verdict: Verdict) -> Path:
     path = run.folder / "report.html"
     with explain_unwritable(path):
         write_atomically(path, render_page(run, verdict))
     return path
 
 
-def render_page(run: Run, verdict: str = "") -> str:
-    """The whole page.
-
-    Args:
-        verdict: What the audit of its privacy came to, if there was one.
-    """
+def render_page(run: Run, verdict: Verdict = NOT_AUDITED) -> str:
+    """The whole page."""
     summary = run.summary
     chips = [
         ("partition", summary["partition"]),
@@ -98,12 +104,12 @@ def render_page(run: Run, verdict: str = "") -> str:
         subject=summary["method"],
         dataset=summary["dataset"],
         chips=chips,
-        tiles=make_tiles(run),
+        tiles=make_tiles(run, verdict),
         learning=_plot_learning(run),
         reported=_collect_reported(summary),
         bytes=_collect_bytes(run),
         partition=_collect_partition(run),
-        privacy=_collect_privacy(run, verdict),
+        privacy=_collect_privacy(run, verdict.text),
         ledger_check=_list_ledger_check(summary),
         identity=_list_identity(run),
         configuration=_group_configuration(run.config),
@@ -119,9 +125,10 @@ def _cohort_size(run: Run) -> int:
 # The headline
 
 
-def make_tiles(run: Run) -> list[Tile]:
+def make_tiles(run: Run, verdict: Verdict = NOT_AUDITED) -> list[Tile]:
     """The facts that one wants first."""
-    tiles = [_accuracy_tile(run.summary), _wire_tile(run.summary), _overhead_tile(run.summary), _privacy_tile(run)]
+    tiles = [_accuracy_tile(run.summary), _wire_tile(run.summary), _overhead_tile(run.summary)]
+    tiles += [_privacy_tile(run, verdict)]
     tiles += [*_clients_tile(run.summary), _ledger_tile(run.summary), _time_tile(run.summary)]
     return sorted(tiles, key=lambda tile: tile.wide)  # the others first, since a wide one would break their row
 
@@ -152,7 +159,7 @@ def _overhead_tile(summary: Mapping[str, Any]) -> Tile:
     return Tile("overhead", f"{overhead:.3f} x FedAvg" if overhead else "none to compare", note, mood)
 
 
-def _privacy_tile(run: Run) -> Tile:
+def _privacy_tile(run: Run, verdict: Verdict) -> Tile:
     privacy = run.summary["privacy"]
     if privacy["epsilon"] is None:
         reason = str(privacy["reason"])
@@ -161,7 +168,9 @@ def _privacy_tile(run: Run) -> Tile:
         return Tile("privacy", "no guarantee", reason.removeprefix("no guarantee:").strip(), "bad")
     value, line = format_epsilon(privacy), describe_epsilon(privacy)
     notes = [f"{line.removeprefix(value).strip()}.", _warn_of_seeded_noise(run)]
-    return Tile("privacy", value, " ".join(note for note in notes if note), wide=True)
+    if verdict.is_bad:
+        notes.insert(0, f"Do not rely on it: the audit says {verdict.text}.")
+    return Tile("privacy", value, " ".join(note for note in notes if note), "bad" if verdict.is_bad else "", wide=True)
 
 
 def _warn_of_seeded_noise(run: Run) -> str:

@@ -131,6 +131,8 @@ class Coordinator:
             self._stop_if_spent(kept.round)  # a kill may have come before the summary
         self._server.mailbox.durable = kept.point
         self._log.info("resumed", after_round=done)
+        if done >= 0:
+            self._server.progress("resumed", {"round": done})
         for layer, data in kept.aggregation.items():
             self._aggregation[layer] = stored.loads(type(self._aggregation[layer]), data)
         unfinished = None

@@ -96,6 +96,7 @@ def environment(folder: Path) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "XDG_STATE_HOME": str(folder / "state"),
         "COLUMNS": "200",
+        "FEDRPC_LOG_FORMAT": "json",
     }
 
 

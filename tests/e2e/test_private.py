@@ -129,5 +129,6 @@ def test_a_forged_epsilon_is_not_shown_without_the_verdict(killed: RunDir, progr
     assert told.wait() == 0
     verdict = " faults: privacy.jsonl, line 1: client"
     assert verdict in told.out
-    assert verdict in (copy / "report.html").read_text().replace("&#39;", "'")
+    page = (copy / "report.html").read_text().replace("&#39;", "'")
+    assert page.count(verdict) == 2, "beside the headline's epsilon, and in the section on privacy"
     assert "the accountants agree" in programs.start("fedrpc", "report", killed.path).wait_for_success().out

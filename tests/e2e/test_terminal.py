@@ -85,7 +85,7 @@ def test_progress_then_ctrl_c_then_the_table(
     tmp_path: Path, env: dict[str, str], terminals: list[Terminal], finished: RunDir
 ) -> None:
     out = RunDir(tmp_path / "run")
-    words = ["run", "--out", str(out.path), *settings(method="gated", params__batch_s=0.05)]
+    words = ["run", "--method", "gated", "--out", str(out.path), *settings(params__batch_s=0.05)]
     terminals.append(Terminal(words, env))
     terminal = terminals[-1]
     wait_for("a round is behind it", lambda: re.search(rf"━ 1/{NUM_ROUNDS} ", terminal.text))
@@ -96,8 +96,15 @@ def test_progress_then_ctrl_c_then_the_table(
     assert "Traceback" not in terminal.text
     assert re.search(rf"fit [0-{NUM_CLIENTS}]/{NUM_CLIENTS}", terminal.text)
     assert "%" in terminal.text, "the accuracy"
+    assert terminal.text.startswith("starting gated")
+    stopped = re.search(r"stopped after round (\d) of", terminal.text)
+    assert stopped
+    assert "the same command again goes on" in terminal.text
 
     terminals.append(Terminal(words, env))
     assert terminals[-1].process.wait(PATIENCE_S) == 0
+    first = re.search(rf"━ (\d)/{NUM_ROUNDS} ", terminals[-1].text[terminals[-1].text.index("joining 1/") :])
+    assert first
+    assert int(first[1]) >= int(stopped[1]), "the bar starts where the run stands"
     assert out.model_sha256 == finished.model_sha256
     assert out.model_sha256[:16] in terminals[-1].text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -96,29 +97,37 @@ def test_pieces_are_appended_and_found_again(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "one2"
 
 
-@pytest.fixture
+@contextmanager
 def small_disk() -> Iterator[None]:
-    """No file may have more than 100 bytes: the system takes what fits, and refuses the rest."""
+    """No file may have more than 100 bytes: the system takes what fits, and refuses the rest.
+
+    Not a fixture: pytest's own output may be a file.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_piece_that_does_not_fit_is_left_out_whole(tmp_path: Path, small_disk: None) -> None:
+def test_a_piece_that_does_not_fit_is_left_out_whole(tmp_path: Path) -> None:
     file = Appended(tmp_path / "file")
     file.add("a" * 60)
-    with pytest.raises(DiskFull, match=r"cannot write .*file: .*; free space there, then run the same command again"):
-        file.add("b" * 60)
-    assert (tmp_path / "file").read_text() == "a" * 60
-    file.add("c" * 40)
+    with small_disk():
+        with pytest.raises(
+            DiskFull, match=r"cannot write .*file: .*; free space there, then run the same command again"
+        ):
+            file.add("b" * 60)
+        assert (tmp_path / "file").read_text() == "a" * 60
+        file.add("c" * 40)
     assert (tmp_path / "file").read_text() == "a" * 60 + "c" * 40
 
 
-def test_a_replacement_that_does_not_fit_leaves_the_old_file_and_no_other(tmp_path: Path, small_disk: None) -> None:
+def test_a_replacement_that_does_not_fit_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_durably(path, "old")
-    with pytest.raises(DiskFull, match="cannot write"):
+    with small_disk(), pytest.raises(DiskFull, match="cannot write"):
         write_durably(path, "n" * 200)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

@@ -4,23 +4,49 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import structlog
 
 from fedrpc import log
+from fedrpc.errors import UnknownName
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07\r\nINFO all is well\x00\x9b31m\u202e\u2028"
 
 
-@pytest.fixture
-def lines() -> Iterator[io.StringIO]:
-    """What is logged."""
+@contextmanager
+def logging(form: str) -> Iterator[io.StringIO]:
+    """What is logged in this format."""
     before, out = structlog.get_config(), io.StringIO()
+    log.choose_format(form)
     log.set_up(stream=out)
     yield out
     structlog.configure(**before)
+    log.choose_format("text")
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    """What is logged as JSON."""
+    with logging("json") as out:
+        yield out
+
+
+def test_lines_for_people_say_who_speaks_and_what_happened():
+    with logging("text") as out:
+        log.get("test").warning("client_missing", client=3, role="server")
+        log.get("test").info("round 1 of 2", role="run")
+    first, second = out.getvalue().splitlines()
+    assert re.fullmatch(r"[0-9:]{8} \[warning\] server: client_missing +client=3", first)
+    assert re.fullmatch(r"[0-9:]{8} \[info\] round 1 of 2", second.strip())
+
+
+def test_a_format_that_does_not_exist_is_refused():
+    with pytest.raises(UnknownName, match="unknown log format 'xml'"):
+        log.choose_format("xml")
 
 
 def test_a_text_is_one_printable_line_of_bounded_length():

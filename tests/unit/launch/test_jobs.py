@@ -7,7 +7,7 @@ import pytest
 
 from fedrpc.config import RunConfig, build, to_toml
 from fedrpc.launch.compare import SomeFailed
-from fedrpc.launch.jobs import Workshop, choose_jobs, count_rounds, find_last_error, find_refused, is_finished
+from fedrpc.launch.jobs import Workshop, choose_jobs, find_last_error, find_refused, is_finished
 from fedrpc.launch.launcher import LocalRun
 from fedrpc.launch.plan import Planned
 from fedrpc.study.cells import Cell, Failure
@@ -71,18 +71,3 @@ def test_methods_that_the_setting_does_not_suit_are_found_before_anything_runs(t
     assert list(map(str, found)) == ["fedvae0", "fedvae1"]
     assert "set --model dpms" in found[Path("fedvae0")]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_resumed_run_starts_where_it_stands(tmp_path: Path) -> None:
-    assert count_rounds(tmp_path) == 0
-    manifest = tmp_path / "checkpoints" / "manifest.json"
-    manifest.parent.mkdir()
-    for text, done in (
-        ('{"round": -2}', 0),
-        ('{"round": -1, "steps": null}', 0),
-        ('{"round": 3, "steps": null}', 4),
-        ('{"round": 3, "steps": {"fit": 2}}', 3),
-        ("{", 0),
-    ):
-        manifest.write_text(text)
-        assert count_rounds(tmp_path) == done
