@@ -184,7 +184,8 @@ def test_a_wrong_name_is_one_line_and_nothing_starts(
     out = tmp_path / "out"
     program = programs.start("fedrpc", "compare", "--methods", methods, "--out", out, "--set", item)
     assert program.wait() == 78
-    [line] = program.err.splitlines()
+    starting, line = program.err.splitlines()
+    assert "starting a comparison" in starting
     assert line.startswith("error: ")
     assert words in line
     assert not out.exists()
