@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -30,7 +31,14 @@ _MAX_MESSAGE_BYTES = 8 << 30
 # Where and how a run is computed, and for how long: what it computes does not depend on them.
 _CIRCUMSTANCES = {"rounds", "parallel", "device", "limits", "link", "shaper", "speed"}
 _LATER = {"availability", "dropout", "select_extra"}
-_SERVER_ONLY = {"parallel", "link", "shaper", "speed"} | _LATER
+_SERVER_ONLY = {"parallel", "link", "shaper", "speed"}
+
+
+_UNITS = {
+    "b": 1,
+    **{f"{c}b": 1000**n for n, c in enumerate("kmgt", 1)},
+    **{f"{c}ib": 1024**n for n, c in enumerate("kmgt", 1)},
+}
 
 
 class _Frozen(BaseModel):
@@ -96,9 +104,17 @@ class LimitsConfig(_Frozen):
     max_message_bytes: int | None = Field(
         None, gt=0, description="the largest message; by default 8 GiB, or of an answer what can be expected"
     )
+    byte_budget: int | None = Field(
+        None, gt=0, description="the run ends after the round in which the method's own messages pass this: 200MB"
+    )
     update_norm: float = Field(
         100.0, ge=1, allow_inf_nan=False, description="an update's largest norm, in medians of the cohort's norms"
     )
+
+    @field_validator("byte_budget", mode="before")
+    @classmethod
+    def _parse_budget(cls, value: Any) -> Any:
+        return parse_size(value) if isinstance(value, str) else value
 
     @property
     def most_bytes(self) -> int:
@@ -212,7 +228,17 @@ class RunConfig(_Frozen):
 
     def dump_for_join(self) -> str:
         """The configuration as JSON for the answer to Join, without fields that only the server needs."""
-        return self.model_dump_json(exclude=_SERVER_ONLY)
+        unsent = dict.fromkeys(_SERVER_ONLY, True) | {name: True for name in _LATER if not getattr(self, name)}
+        return self.model_dump_json(exclude=unsent | {"limits": {"byte_budget"}})
+
+
+def parse_size(text: str) -> int:
+    """A number of bytes with its unit: 200MB, 1.5 GB, 64MiB; raises ValueError."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = found.group(2).lower() or "b" if found else ""
+    if not found or unit not in _UNITS:
+        raise ValueError("expected a size such as 200MB, 1.5GB or 64MiB")
+    return round(float(found.group(1)) * int(_UNITS[unit]))
 
 
 def build(values: Mapping[str, Any]) -> RunConfig:

@@ -17,7 +17,9 @@ console = Console()
 Method = Annotated[str | None, typer.Option(help="The federated method; see `fedrpc list methods`.")]
 Dataset = Annotated[str | None, typer.Option(help="The data set; see `fedrpc list datasets`.")]
 Partition = Annotated[str | None, typer.Option(help='How training data is dealt to clients, such as "dirichlet:0.1".')]
-Model = Annotated[str | None, typer.Option(help="The network; chosen by data set when not given.")]
+Model = Annotated[
+    str | None, typer.Option(help="The network; chosen by data set, or by a method that needs another, when not given.")
+]
 Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
 Fraction = Annotated[float | None, typer.Option(help="Share of the clients that takes part in a round.")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
@@ -89,6 +91,10 @@ DpSgd = Annotated[
     ),
 ]
 EpsilonBudget = Annotated[float | None, typer.Option(help="A client that would spend more than this abstains.")]
+ByteBudget = Annotated[
+    str | None,
+    typer.Option(help="End after the round in which the method's own messages pass this, such as 200MB."),
+]
 MaxEpsilon = Annotated[
     str | None,
     typer.Option(
@@ -135,6 +141,7 @@ def _run_options(
     server_optimizer: ServerOptimizer = None,
     dp_sgd: DpSgd = None,
     epsilon_budget: EpsilonBudget = None,
+    byte_budget: ByteBudget = None,
     set_: Set = None,
     recipe: Recipe = None,
     config_file: ConfigFile = None,
@@ -182,4 +189,5 @@ def collect_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if dp_sgd is not None:
         items = [item.strip() for item in dp_sgd.split(",")]
         privacy["dp_sgd"] = config.parse_set(items, "--dp-sgd", "noise_multiplier=1,max_grad_norm=1")
-    return values | ({"privacy": privacy} if privacy else {})
+    limits = {"byte_budget": options["byte_budget"]} if options["byte_budget"] is not None else {}
+    return values | ({"privacy": privacy} if privacy else {}) | ({"limits": limits} if limits else {})

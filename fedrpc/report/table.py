@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrpc.report.formula import DIFFERS, describe_formula, list_differing
-from fedrpc.report.words import describe_kinds, describe_privacy, describe_reported, format_cell
+from fedrpc.report.words import describe_kinds, describe_privacy, describe_reported, format_cell, pluralize
 
 
 def format_size(num_bytes: float | None) -> str:
@@ -22,6 +22,12 @@ def format_size(num_bytes: float | None) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.2f} {unit}"
         num_bytes /= 1000
     raise AssertionError("the last unit covers everything")
+
+
+def describe_stop(stopped: Mapping[str, Any], num_rounds: int) -> str:
+    """When and why a budget ended a run before its last round."""
+    spent, budget = format_size(stopped["message_bytes"]), format_size(stopped["byte_budget"])
+    return f"after {pluralize(num_rounds, 'round')} with {spent} of messages, over the byte budget of {budget}"
 
 
 def list_kinds(part: Mapping[str, Any]) -> list[str]:
@@ -126,6 +132,8 @@ def _list_facts(summary: dict[str, Any]) -> Table:
     facts.add_row("ledgers", f"server and {check['clients']} clients {agree} ({check['compared']} rows)")
     if formula := describe_formula(summary):
         facts.add_row("formula", Text(formula, style="bold red" if list_differing(summary) else ""))
+    if summary.get("stopped"):
+        facts.add_row("stopped", describe_stop(summary["stopped"], summary["num_rounds"]))
     if summary.get("unanswered"):
         facts.add_row("answers", Text(summary["unanswered"], style="bold red"))
     if summary.get("caveat"):
@@ -137,6 +145,7 @@ def _list_facts(summary: dict[str, Any]) -> Table:
     for what, line in describe_kinds(summary["privacy"]).items():
         facts.add_row("", Text(f"{what}: {line}"))
     facts.add_row("time", f"{summary['seconds']:.1f} s")
+    facts.add_row("network", summary["model"])
     facts.add_row("model", summary["model_sha256"][:16])
     return facts
 

@@ -78,6 +78,8 @@ class Coordinator:
         self._aggregation: dict[str, Any] = {}  # the aggregators' states, by name
         self._started = time.monotonic()
         self._warning = ""  # about the run's privacy settings
+        self._num_rounds = self._config.rounds  # fewer when a budget ends the run before
+        self._stopped: dict[str, int] | None = None  # by a budget: what it was, and what was spent
 
     async def run(self) -> dict[str, Any]:
         """Runs all rounds and returns the summary."""
@@ -101,6 +103,8 @@ class Coordinator:
             state = await self._setup(state, steps)
             first, steps = 0, {}
         for index in range(first, self._config.rounds):
+            if self._stopped:
+                break
             state = await self._round(state, index, steps)
             steps = {}
         return await self._finish(state)
@@ -131,6 +135,8 @@ class Coordinator:
         if kept is None:
             return state, SETUP_ROUND, {}, None
         self._seconds_before = kept.seconds
+        if any("stopped" in record for record in kept.records):
+            self._stop_if_spent(kept.round)  # a kill may have come before the summary
         self._server.mailbox.durable = kept.point
         self._log.info("resumed", after_round=done)
         if done >= 0:
@@ -236,7 +242,9 @@ class Coordinator:
         if not rnd.answered:
             record["unanswered"] = next(iter(rnd.missing.values()), "")
         self._clock.enter(ledger.EVALUATE, "evaluate")
-        weights, last = self._method.model(state), index == self._config.rounds - 1
+        self._stop_if_spent(index)
+        record |= {"stopped": self._stopped} if self._stopped else {}
+        weights, last = self._method.model(state), index == self._num_rounds - 1
         evaluated = {"event": "evaluated", "round": index} | await self._evaluate_on_clients(weights, index, last=last)
         self._clock.enter(ledger.EVALUATE, "evaluate")
         await self._settle()  # the evaluation holds one model at a time
@@ -254,6 +262,14 @@ class Coordinator:
         else:
             self._show(found)
         return state
+
+    def _stop_if_spent(self, index: int) -> None:
+        """Makes a round the last one when the method's own messages have passed the budget."""
+        budget = self._config.limits.byte_budget
+        if budget is not None and self._book.own_bytes > budget and index + 1 < self._config.rounds:
+            self._num_rounds = index + 1
+            self._stopped = {"byte_budget": budget, "message_bytes": self._book.own_bytes}
+            self._log.info("byte_budget_spent", round=index, **self._stopped)
 
     def _describe_stage(self, rnd: ServerRound) -> dict[str, Any]:
         """Who took part, and for how many rounds the run was planned then: noise for a target epsilon follows it.
@@ -418,7 +434,7 @@ class Coordinator:
 
     async def _finalize(self, state: Any) -> Any:
         """Finalizes after the last round; the checkpoint stays before it, for a longer run to resume from."""
-        index = self._config.rounds
+        index = self._num_rounds
         rnd = self._open_stage(index, range(self._config.clients))
         state = await self._method.finalize(state, rnd)
         await self._check_state(state, rnd)
@@ -437,7 +453,7 @@ class Coordinator:
         )
         # Only those that had a task: the others have no rows to compare.
         asked = [session.client for session in self._roster if session.client in ours]
-        rnd = self._open_own_stage(self._config.rounds, asked)
+        rnd = self._open_own_stage(self._num_rounds, asked)
         sums = {"compared": 0, "differing": 0, "only_server": 0, "only_client": 0}
         # A new question each time, so that no answer from before a restart is reused.
         question = LedgerQuestion(f"what did you count? {uuid.uuid4().hex}")
@@ -471,12 +487,13 @@ class Coordinator:
     def _summarise(self, weights: Tensors, kernel: dict[str, int], rows: ledger.Rows) -> dict[str, Any]:
         cohorts = [
             [client for client in self.select_cohort(index) if client not in plan_attendance(self._config, index).gone]
-            for index in range(self._config.rounds)
+            for index in range(self._num_rounds)
         ]
         shapes = summary.build_shapes(self._problem, weights, cohorts)
         cost, fedavg = summary.predict_cost(self._problem, shapes), summary.compute_fedavg_cost(self._problem, shapes)
         sizes = summary.summarise_bytes(rows, cost, fedavg, kernel, self._meter.note)
-        return summary.describe_run(self._config, self._server.run_id, self._config.rounds) | {
+        return summary.describe_run(self._config, self._server.run_id, self._num_rounds) | {
+            "stopped": self._stopped,
             "caveat": summary.get_caveat(self._method, self._problem.params),
             "accuracy": summary.summarise_accuracy(self._records.all()),
             "reported": summary.collect_reported(

@@ -10,7 +10,7 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +135,13 @@ def _claim(out: Path, config: RunConfig) -> str:
     return run_id
 
 
+def is_complete(summary: Mapping[str, Any], config: RunConfig) -> bool:
+    """Whether a run with this summary has all that a configuration asks for, in rounds or within its budget."""
+    budget, stopped = config.limits.byte_budget, summary.get("stopped")
+    is_spent = budget is not None and stopped and stopped["message_bytes"] > budget
+    return bool(summary["num_rounds"] == config.rounds or (is_spent and summary["num_rounds"] < config.rounds))
+
+
 def load_finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
     """Loads the summary of a finished run; removes it and returns None when the configuration asks for more rounds."""
     path = out / "summary.json"
@@ -144,7 +151,7 @@ def load_finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
         for fault in find_changed(out, [path.name]):
             raise ValueError(fault)
         result: dict[str, Any] = json.loads(path.read_bytes())
-        if result["num_rounds"] == config.rounds:
+        if is_complete(result, config):
             return result
     path.unlink()
     return None
@@ -186,6 +193,12 @@ def _note_conditions(options: ServerOptions) -> None:
     if any(each.describe() for each in options.conditions):
         table = {"clients": describe_all(options.conditions)}
         write_durably(options.out / "conditions.json", (json.dumps(table, indent=1) + "\n").encode())
+
+
+def check_config(config: RunConfig, data_dir: Path | None) -> None:
+    """Raises ConfigError when the data, the network or another setting does not suit the method."""
+    problem = Problem(config, data_dir)
+    select_cohort(problem.config, problem.env, 0)  # raises when the selection does not exist or does not work
 
 
 def _prepare(config: RunConfig, data_dir: Path | None) -> tuple[Problem, dict[str, Any]]:
@@ -244,7 +257,7 @@ async def _run_server(
         progress("listening", {"address": grpc_server.address})
         finished = load_finished(out, config)
         result = finished or await _run_watched(coordinator, mailbox, servicer)
-        coordinator.round = config.rounds
+        coordinator.round = result["num_rounds"]
         mailbox.finish("the run is complete")
         await _wait_for_farewells(roster, _RETURN_S if finished and not options.linger else 0.0)
         await _close_run(options, work)

@@ -190,7 +190,7 @@ def read_run(folder: Path) -> Run:
         partition=_parse(folder / "partition.json", _read_json),
     )
     asked, played = run.config.get("rounds"), run.summary.get("num_rounds")
-    if asked != played:  # it was started again for more rounds, and summary.json is older
+    if asked != played and not run.summary.get("stopped"):  # it was started again, and summary.json is older
         raise ConfigError(
             f"the run in {folder} is not finished: config.toml asks for {asked} rounds, summary.json has {played}; "
             f"resume it with `fedrpc run --config {folder}/config.toml --out {folder}`"

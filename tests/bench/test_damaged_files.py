@@ -46,4 +46,6 @@ def test_damaged_files(
     counts = Counter(found.values())
     wrong = [f"{case}: {what}" for case, what in found.items() if what not in ("same", "refused")]
     assert not wrong, "\n".join(wrong)
-    figures.add("clear", len(cases), of=len(cases), same_or_nothing_to_see=counts["same"], refused_in_one_line=counts["refused"])
+    figures.add(
+        "clear", len(cases), of=len(cases), same_or_nothing_to_see=counts["same"], refused_in_one_line=counts["refused"]
+    )

@@ -152,7 +152,17 @@ def test_links_and_speeds_are_no_part_of_a_run_but_who_takes_part_is() -> None:
     assert len({plain.hash, *changed}) == 4
     for name in ("link", "speed", "dropout", "select_extra", "availability"):
         assert name not in config.to_toml(plain)
-        assert name not in config.build({"link": "4g", "speed": "0.5", "dropout": 0.1}).dump_for_join()
+        assert name not in plain.dump_for_join()
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"link": "4g", "speed": "0.5"}, {"dropout": 0.1}, {"select_extra": 0.3}, {"availability": "0.5"}]
+)
+def test_clients_compute_the_hash_of_the_configuration_from_what_they_are_told(values: dict[str, object]) -> None:
+    found = config.build(values)
+    told = found.dump_for_join()
+    assert config.parse_join_config(told).hash == found.hash
+    assert "4g" not in told, "links and speeds are the server's alone"
 
 
 def test_a_run_keeps_the_name_that_it_had_before_links_came() -> None:
@@ -181,3 +191,19 @@ def test_wrong_links_and_devices_are_refused(values: dict[str, object], said: st
     with pytest.raises(ConfigError) as error:
         config.build(values)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("200MB", 200_000_000), ("1.5 GB", 1_500_000_000), ("64KiB", 65536), (7, 7), ("8", 8)]
+)
+def test_a_byte_budget_has_a_unit_and_changes_no_name(text: str | int, size: int) -> None:
+    found = config.build({"limits": {"byte_budget": text}})
+    assert found.limits.byte_budget == size
+    assert found.hash == config.build({}).hash
+    assert "byte_budget" not in found.dump_for_join(), "clients need not know it"
+
+
+@pytest.mark.parametrize("text", ["", "MB", "2 apples", "-1MB", "0", "1e3MB"])
+def test_a_byte_budget_that_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"limits\.byte_budget"):
+        config.build({"limits": {"byte_budget": text}})
