@@ -266,7 +266,7 @@ def test_raw_data_is_marked_wherever_the_method_is(tmp_path: Path, make: Make) -
     assert by_method(document)["feddata"]["raw_data"]
     assert not by_method(document)["fedavg"]["raw_data"]
     text = print_comparison(document)
-    assert text.count(RAW) >= text.count("feddata") == 3
+    assert text.count(RAW) >= text.count("feddata") == 4
     for piece in re.split("feddata", re.sub(r' href="[^"]*"', "", render_page(document)))[1:]:
         assert RAW in piece[:60]
 

@@ -214,6 +214,7 @@ def test_cpu_and_memory_of_clients_stand_beside_fedavgs(tmp_path: Path, make: Ma
     for cell, cpu in ((cells[0], 10.0), (cells[1], 25.0)):
         tasks = {"cpu": cpu, "peak_bytes": 10_000_000}
         change_json(tmp_path / cell.run / "summary.json", lambda summary, t=tasks: summary.update(time={"tasks": t}))
+    change_json(tmp_path / cells[2].run / "summary.json", lambda summary: summary.pop("time"))  # of an earlier version
     document = read(tmp_path, cells).document
     rows = by_name(document)
     assert rows["flea"]["cost"]["computation"] == {"value": 25.0, "ratio": 2.5}
