@@ -46,7 +46,7 @@ compare.json (sizes in bytes, accuracies in percent; `null` where a value does n
       bytes.message           the method's own messages, both ways
       bytes.kernel            everything that TCP carried, both ways
       bytes.kernel_note       why that is not exact (a run that was resumed: a lower bound), or ""
-      overhead                tensor bytes over those of FedAvg
+      overhead                tensor bytes over those of FedAvg's run, or of its formula if that had other rounds
       seconds, cpu_seconds, peak_bytes
       num_rounds, stopped     the rounds that were run, and why there were no more, or null
       privacy                 {epsilon, delta, reason, text}; `text` is "no guarantee: ..." or the epsilon in full
