@@ -166,7 +166,9 @@ def describe_row(
         "model_sha256": runs[0]["model_sha256"] if len(runs) == 1 else None,
         "curve": _average_curve([run["curve"] for run in runs]),
         "statistics": statistics,
-        "difference": {name: _compare(runs, beside, name) for name in ("last", "last10")},
+        "difference": {
+            name: None if baseline == cell.row else _compare(runs, beside, name) for name in ("last", "last10")
+        },
         "cost": {
             "communication": _relate(statistics, others, "tensor") | {"ratio": _get_mean(statistics, "overhead")},
             "computation": _relate(statistics, others, "cpu_seconds"),
