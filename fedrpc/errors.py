@@ -11,6 +11,7 @@ FedrpcError                      1
 ├── DiskFull                    75  a file cannot be written (EX_TEMPFAIL): free space, then run it again
 ├── Taken                       75  another live client has this id (EX_TEMPFAIL): retry when it has ended
 ├── WireError                   76  bytes that break the wire contract (EX_PROTOCOL)
+│   └── Altered                 76  a message was changed on its way: sending it again may help
 ├── MethodFailed                70  the method's own code failed (EX_SOFTWARE): no retry helps until it is corrected
 │   ├── AnswerRefused           70  an answer is not what its phase says, or its check refused it: it stays so
 │   └── Diverged                70  an answer, or the state after a round, has NaN or infinity: training diverged
@@ -96,6 +97,10 @@ class WireError(FedrpcError):
     """Bytes that break the wire contract."""
 
     exit_code = 76
+
+
+class Altered(WireError):
+    """A message is not what was sent: its hash does not match."""
 
 
 class MethodFailed(FedrpcError):

@@ -21,12 +21,13 @@ RESTORE = "put a copy of it in its place, or run again in another --out"
 
 
 @contextmanager
-def open_replacement(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
+def open_replacement(path: Path, *, sync: bool = False, private: bool = False) -> Iterator[BinaryIO]:
     """Opens a temporary file that replaces `path` when the block ends without an error.
 
     Args:
         path: The file to replace; it need not exist.
         sync: Whether its contents must be on disk before it takes the name.
+        private: Whether only its owner may read it, not even others for a moment.
 
     Raises:
         DiskFull: There is no room for it.
@@ -34,7 +35,7 @@ def open_replacement(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
     temporary = path.with_name(path.name + ".tmp")
     with explain_full(path):
         try:
-            with temporary.open("wb") as file:
+            with open(temporary, "wb", opener=_open_privately if private else None) as file:
                 yield file
                 if sync:
                     file.flush()
@@ -45,9 +46,15 @@ def open_replacement(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
         temporary.replace(path)
 
 
-def write_atomically(path: Path, data: str | bytes, *, sync: bool = False) -> None:
+def _open_privately(path: str, flags: int) -> int:
+    fd = os.open(path, flags, 0o600)
+    os.fchmod(fd, 0o600)  # of one, too, that a kill left
+    return fd
+
+
+def write_atomically(path: Path, data: str | bytes, *, sync: bool = False, private: bool = False) -> None:
     """Replaces a file's contents in one step; text is written as UTF-8."""
-    with open_replacement(path, sync=sync) as file:
+    with open_replacement(path, sync=sync, private=private) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 

@@ -64,6 +64,11 @@ def allow_open_files(number: int) -> None:
         )
 
 
+def keep_files_private() -> None:
+    """Makes whatever this process creates its user's alone: files 0600, folders 0700."""
+    os.umask(0o077)
+
+
 def freeze_memory() -> None:
     """Exempts everything that is loaded by now from garbage collection.
 

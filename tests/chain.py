@@ -17,7 +17,8 @@ class Chain:
 
     def __init__(self, client: int, run_id: str = "run") -> None:
         self.client, self.run_id = client, run_id
-        self.signer = Signer.from_bytes(Signer.create())
+        self.secret = Signer.create()
+        self.signer = Signer.from_bytes(self.secret)
         self.rows: list[str] = []
         self.head = GENESIS
         self._released: set[tuple[str, bytes, tuple[str, ...]]] = set()

@@ -43,10 +43,14 @@ def render(
 def certs(
     out: Annotated[Path, typer.Argument(help="The folder that the certificates are written to.")],
     host: Annotated[list[str], typer.Option(help="A name or address that clients reach the server by.")],
-    clients: Annotated[int, typer.Option(min=0, help="Number of clients to make a certificate for.")] = 0,
+    clients: Annotated[int, typer.Option(min=0, help="Number of clients to make certificates and tokens for.")] = 0,
+    clients_per_pod: Annotated[
+        int | None,
+        typer.Option(min=1, help="One certificate for each process of this many clients, with the names of all."),
+    ] = None,
 ) -> None:
-    """Make a certificate authority, and the server's and clients' certificates for TLS."""
+    """Make a certificate authority, the server's and clients' certificates for TLS, and clients' join tokens."""
     from fedrpc.tls.certs import make_certificates
 
-    for path in make_certificates(out, host, clients):
+    for path in make_certificates(out, host, clients, clients_per_pod):
         typer.echo(path)

@@ -78,6 +78,17 @@ PolicyDelta = Annotated[
 RequireSecretNoise = Annotated[bool | None, typer.Option(help="Refuse runs whose noise can be recomputed from a seed.")]
 MinClip = Annotated[str | None, typer.Option(help='The least norm to which a run may clip; "none" removes it.')]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plaintext beyond loopback.")]
+AllowNewKeys = Annotated[
+    bool,
+    typer.Option(
+        "--allow-new-keys",
+        help="Let clients come again that lost their state folder; others can then take the id of one that is away.",
+    ),
+]
+JoinToken = Annotated[
+    str | None,
+    typer.Option(help="The file with this client's join token, if the server asks for it; {client} is its id."),
+]
 FinishedRun = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a finished run.")]
 
 

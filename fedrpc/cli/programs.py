@@ -9,9 +9,11 @@ import typer
 
 from fedrpc import config, log
 from fedrpc.cli.options import (
+    AllowNewKeys,
     DataDir,
     Device,
     Insecure,
+    JoinToken,
     LogFormat,
     LogLevel,
     MaxEpsilon,
@@ -39,13 +41,20 @@ def server(
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
     tls_client_ca: Annotated[Path | None, typer.Option(help="Require client certificates of this CA.")] = None,
     tls_client_name: Annotated[
-        str, typer.Option(help="The name in a client's certificate; {client} stands for its id.")
+        str, typer.Option(help="A name in a client's certificate; {client} stands for its id.")
     ] = "client-{client}",
+    join_secret: Annotated[
+        Path | None, typer.Option(help="Require join tokens of this secret; `fedrpc certs` makes both.")
+    ] = None,
+    allow_new_keys: AllowNewKeys = False,
     insecure: Insecure = False,
     health_listen: Annotated[
         str | None, typer.Option(help="HOST:PORT for gRPC health probes only, always in plaintext.")
     ] = None,
     metrics_listen: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus, always in plaintext.")] = None,
+    reflection: Annotated[
+        bool | None, typer.Option(help="Describe the gRPC services to whoever asks; without this, only on loopback.")
+    ] = None,
     linger: Annotated[
         bool, typer.Option("--linger", help="Stay after the end, so that late clients learn of it.")
     ] = False,
@@ -58,6 +67,7 @@ def server(
     from fedrpc.report.page import show_runs
     from fedrpc.server.run import ServerOptions, serve
     from fedrpc.tls.credentials import server_tls
+    from fedrpc.tls.tokens import read_secret
 
     folder = out or config.default_run_dir(settings)
     served = ServerOptions(
@@ -67,8 +77,11 @@ def server(
         server_tls(tls_cert, tls_key, tls_client_ca),
         insecure,
         tls_client_name,
+        read_secret(join_secret) if join_secret else None,
+        allow_new_keys,
         health_listen,
         metrics_listen,
+        reflection,
         linger,
         when_over=lambda: show_runs([folder], console),
     )
@@ -90,6 +103,7 @@ def client(
     tls_ca: Annotated[Path | None, typer.Option(help="The CA of the server's certificate.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="This client's certificate, if the server asks for it.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    join_token: JoinToken = None,
     insecure: Insecure = False,
     wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait for a server that is away.")] = 300.0,
     clients_per_pod: Annotated[
@@ -123,6 +137,7 @@ def client(
         data_dir=data_dir,
         device=device,
         tls=client_tls(tls_ca, tls_cert, tls_key),
+        join_token=join_token,
         insecure=insecure,
         wait_s=wait_s,
         num_sharing=1 if clients_per_pod or client_ids else None,

@@ -22,6 +22,7 @@ from fedrpc.config import RunConfig, parse_join_config
 from fedrpc.device import choose
 from fedrpc.errors import (
     Abstained,
+    Altered,
     Cancelled,
     Damaged,
     DiskFull,
@@ -35,14 +36,14 @@ from fedrpc.errors import (
 )
 from fedrpc.privacy.signing import Signer
 from fedrpc.problem import Problem
-from fedrpc.process import allow_open_files, give_back_memory
+from fedrpc.process import allow_open_files, give_back_memory, keep_files_private
 from fedrpc.tls.credentials import ClientTls
 from fedrpc.tls.diagnosis import find_obstacle
 from fedrpc.tls.endpoint import read_pem
-from fedrpc.wire.frames import check_name
+from fedrpc.tls.tokens import read_token
+from fedrpc.wire.frames import MAX_JOINING, check_name
 
 _MAX_BAD_MESSAGES = 5  # in a row: more than that is no transmission error
-_MAX_JOINING = 500  # clients in one Join: its answer stays far below gRPC's limit for a message
 _OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)  # others may need less of it another time
 _MAX_OPEN = 64  # clients whose stores and data are open at a time
 
@@ -53,6 +54,7 @@ class ClientOptions:
 
     Args:
         client_ids: The clients that it runs.
+        join_token: The file with a client's join token; {client} stands for its id.
         num_sharing: Processes that share this machine's GPUs; as many as the run has clients when None.
         policy: Changes of the clients' own policies.
     """
@@ -63,6 +65,7 @@ class ClientOptions:
     data_dir: Path | None = None
     device: str | None = None
     tls: ClientTls | None = None
+    join_token: str | None = None
     insecure: bool = False
     wait_s: float = 300.0
     num_sharing: int | None = None
@@ -78,8 +81,10 @@ class ClientApp:
         if len(options.client_ids) > 1:
             allow_open_files(len(options.client_ids))  # a lock for each client
         signer = _load_certificate_signer(options.tls)
+        pattern = options.join_token
+        tokens = {client: read_token(pattern, client) for client in options.client_ids} if pattern else {}
         self._members = [
-            Member(options.state_dir, client, self._enqueue, signer, policy=options.policy)
+            Member(options.state_dir, client, self._enqueue, signer, token=tokens.get(client), policy=options.policy)
             for client in options.client_ids
         ]
         self._transport = Transport(options.server, tls=options.tls, insecure=options.insecure)
@@ -132,7 +137,7 @@ class ClientApp:
                 bad = 0
                 self._log.info("stream_lost", why=str(error))
             except WireError as error:
-                bad += 1
+                bad = 1 if stream.was_useful else bad + 1
                 self._log.warning("bad_frame", error=str(error), in_a_row=bad)
                 if bad >= _MAX_BAD_MESSAGES:
                     raise
@@ -143,12 +148,19 @@ class ClientApp:
 
     async def _join(self) -> Stream:
         """Opens sessions and a stream; gives up after `wait_s` without a server."""
-        give_up, said, heard = time.monotonic() + self._options.wait_s, "", ""
+        give_up, said, heard, bad = time.monotonic() + self._options.wait_s, "", "", 0
         for attempt in range(10**9):
             try:
                 return await self._try_to_join()
             except SessionLost as error:
                 why = str(error)
+            except Altered as error:
+                bad += 1
+                self._log.warning("bad_join", error=str(error), times=bad)
+                if bad >= _MAX_BAD_MESSAGES:
+                    raise
+                await asyncio.sleep(_draw_pause(attempt))
+                continue
             except Unavailable as error:
                 why = said
                 # Only when gRPC says something new: looking opens connections, and the server may have just come up.
@@ -172,10 +184,11 @@ class ClientApp:
 
     async def _try_to_join(self) -> Stream:
         stream: Stream | None = None
-        for start in range(0, len(self._members), _MAX_JOINING):
-            members = self._members[start : start + _MAX_JOINING]
-            names = [(m.client, m.identity.instance, m.identity.signer.public_key) for m in members]
-            welcome = await self._transport.join(names)
+        for start in range(0, len(self._members), MAX_JOINING):
+            members = self._members[start : start + MAX_JOINING]
+            greeting = await self._transport.greet()
+            self._check_run_id(greeting.run_id)  # before anything is signed for another run
+            welcome = await self._transport.join([member.identity for member in members], greeting)
             work, config = await self._set_up_once(welcome)
             for member, admission in zip(members, welcome.admissions, strict=True):
                 member.admit(work, admission, welcome.durable)
@@ -184,7 +197,7 @@ class ClientApp:
             if stream is None:
                 limits = config.limits
                 stream = self._transport.connect(limits.most_bytes, limits.heartbeat_s, self._pool)
-            await stream.attach(welcome.token, {member.session: member for member in members})
+            await stream.attach(welcome.token, config.hash, {member.session: member for member in members})
         assert stream is not None, "a process has at least one client"
         self._stream.set_result(stream)
         self._log.info("joined", run=work.run_id)
@@ -197,10 +210,12 @@ class ClientApp:
             # Off the event loop: loading a large data set takes a while, and the channel must stay alive.
             loop = asyncio.get_running_loop()
             self._known = await loop.run_in_executor(self._thread, self._set_up, welcome)
-        elif welcome.run_id != self._known[0].run_id:
-            ours = self._known[0].run_id
-            raise Refused(f"the server now serves run {welcome.run_id}, this client belongs to {ours}: restart it")
+        self._check_run_id(welcome.run_id)
         return self._known
+
+    def _check_run_id(self, run_id: str) -> None:
+        if self._known and run_id != (ours := self._known[0].run_id):
+            raise Refused(f"the server now serves run {run_id}, this client belongs to {ours}: restart it")
 
     def _set_up(self, welcome: Welcome) -> tuple[Work, RunConfig]:
         config, ids = parse_join_config(welcome.config), self._options.client_ids
@@ -334,4 +349,5 @@ def _draw_pause(attempt: int) -> float:
 
 async def run(options: ClientOptions) -> str:
     """Runs a process's clients until the run is over; returns the reason that the server gives for its end."""
+    keep_files_private()  # stores have a client's data, and more
     return await ClientApp(options).run()

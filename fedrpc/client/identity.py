@@ -10,9 +10,11 @@ import uuid
 from pathlib import Path
 from typing import IO
 
+from fedrpc.client.transport import Proof
 from fedrpc.errors import ConfigError, Damaged, Taken
 from fedrpc.files import write_atomically
-from fedrpc.privacy.signing import Signer
+from fedrpc.privacy.signing import Signer, build_join_statement
+from fedrpc.tls.tokens import prove_token
 
 
 def default_state_dir() -> Path:
@@ -33,12 +35,15 @@ class Identity:
         client: The client's id.
         signer: The key of the process's certificate, which signs for all its clients; without one the client has a key
             of its own, made when it first starts.
+        token: The client's join token, if it has one.
     """
 
-    def __init__(self, state_dir: Path, client: int, signer: Signer | None = None) -> None:
+    def __init__(self, state_dir: Path, client: int, signer: Signer | None = None, token: bytes | None = None) -> None:
+        self.client, self._token = client, token
         self.folder = state_dir / str(client)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.chmod(0o700)  # whatever the umask was of the process that made it
             self._lock: IO[str] = (self.folder / "lock").open("w")
         except OSError as error:
             raise ConfigError(f"cannot write {error.filename}: {error.strerror}; choose another --state-dir") from None
@@ -58,7 +63,7 @@ class Identity:
     def _load_instance(self) -> str:
         path = self.folder / "instance"
         if not path.exists():
-            write_atomically(path, uuid.uuid4().hex)
+            write_atomically(path, uuid.uuid4().hex, private=True)
         found = path.read_bytes().decode(errors="replace").strip()
         if not _INSTANCE.fullmatch(found):
             raise Damaged(f"{path} is damaged: expected letters and digits, got {found!r:.60}; remove it")
@@ -67,16 +72,19 @@ class Identity:
     def _load_signer(self) -> Signer:
         path = self.folder / "signing.key"
         if not path.exists():
-            temporary = path.with_suffix(".tmp")
-            temporary.touch(mode=0o600)
-            temporary.write_bytes(Signer.create())
-            temporary.replace(path)
+            write_atomically(path, Signer.create(), private=True)
         try:
             return Signer.from_bytes(path.read_bytes())
         except ValueError:
             raise ConfigError(
                 f"{path} is damaged: expected a key of 32 bytes, got {path.stat().st_size}; remove it"
             ) from None
+
+    def prove(self, run_id: str, challenge: bytes) -> Proof:
+        """Proves to the server of a run who this client is: that it holds its key, and its join token if it has one."""
+        statement, key = build_join_statement(run_id, self.client, self.instance, challenge), self.signer.public_key
+        proof = prove_token(self._token, statement, key) if self._token else b""
+        return Proof(key, self.signer.sign(statement), proof)
 
     def _try_to_lock(self) -> bool:
         give_up = time.monotonic() + _PATIENCE_S

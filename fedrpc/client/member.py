@@ -53,6 +53,7 @@ class Member:
     Args:
         enqueue: Called with each task that is to be answered.
         signer: The key of the process's certificate, if it has one.
+        token: The client's join token, if it has one.
         policy: Changes of the client's own policy.
     """
 
@@ -63,10 +64,11 @@ class Member:
         enqueue: Callable[[Member, Task], None],
         signer: Signer | None = None,
         *,
+        token: bytes | None = None,
         policy: Mapping[str, Any] | None = None,
     ) -> None:
         self.client = client
-        self.identity = Identity(state_dir, client, signer)
+        self.identity = Identity(state_dir, client, signer, token)
         self._policy = keep_policy(self.identity.folder, policy or {})
         self._spending: SpendingFile | None = None
         self.session = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 import fedrpc
-from fedrpc.errors import FedrpcError, MethodFailed, Refused, Taken, Unavailable, WireError
+from fedrpc.errors import Altered, FedrpcError, MethodFailed, Refused, Taken, Unavailable, WireError
 from fedrpc.privacy.ledger import parse_history
 from fedrpc.privacy.mechanisms import Histories, History
 from fedrpc.tls.credentials import ClientTls, channel_credentials
@@ -32,6 +32,8 @@ from fedrpc.wire.frames import (
     load_payload,
     parse,
     read_chunk,
+    read_frame,
+    seal_frame,
     serialise_body,
     serialise_chunks,
     serialise_frame,
@@ -39,9 +41,11 @@ from fedrpc.wire.frames import (
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import Attempt, Rows, count_other_fields, list_inline
 from fedrpc.wire.receiving import LEAST_BYTES_S, Receiver
+from fedrpc.wire.sealing import check_seal, seal
 from fedrpc.wire.tcpinfo import Meter
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
+_CALL_S = 30.0  # for Greet and Join
 _REFUSALS = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.OUT_OF_RANGE,
@@ -145,6 +149,39 @@ class SignedRows:
     signature: bytes
 
 
+@dataclass(frozen=True)
+class Greeting:
+    """What the server replies to Greet: its run, and what clients have to sign to join it, once."""
+
+    run_id: str
+    challenge: bytes
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What shows at Join that a client is who it says.
+
+    Attributes:
+        public_key: The client's.
+        signature: Made with its key.
+        token_proof: Made with its join token; b"" when it has none.
+    """
+
+    public_key: bytes
+    signature: bytes
+    token_proof: bytes
+
+
+class Applicant(Protocol):
+    """A client that joins; its instance distinguishes it from another one with its id."""
+
+    client: int
+    instance: str
+
+    def prove(self, run_id: str, challenge: bytes) -> Proof:
+        """Proves who it is, for one Join."""
+
+
 class Listener(Protocol):
     """A client, as its stream sees it."""
 
@@ -177,26 +214,33 @@ class Transport:
             grpc.aio.secure_channel(address, creds, OPTIONS) if creds else grpc.aio.insecure_channel(address, OPTIONS)
         )
         # Bytes pass through these calls unchanged: an answer is serialised once and sent as often as needed.
+        self._greet: Any = self._channel.unary_unary(f"/{SERVICE}/Greet")
         self._join: Any = self._channel.unary_unary(f"/{SERVICE}/Join")
         self._connect: Any = self._channel.stream_stream(f"/{SERVICE}/Connect")
 
-    async def join(self, members: Iterable[tuple[int, str, bytes]]) -> Welcome:
-        """Opens a session for each client.
+    async def greet(self) -> Greeting:
+        """Asks for what the clients of the next Join have to sign."""
+        answer = parse(pb.GreetResponse, await self._call(self._greet, pb.GreetRequest(), "the answer to Greet"))
+        return Greeting(answer.run_id, answer.challenge)
 
-        Args:
-            members: The clients' ids, instances and public keys; an instance distinguishes a client from another one
-                with its id.
-        """
-        data = pb.JoinRequest(
-            members=[pb.Member(client_id=c, instance=instance, public_key=key) for c, instance, key in members],
+    async def join(self, applicants: Sequence[Applicant], greeting: Greeting) -> Welcome:
+        """Opens a session for each client, which proves that it holds its key, and its join token if it has one."""
+        request = pb.JoinRequest(
+            members=[_build_member(applicant, greeting) for applicant in applicants],
             package_version=fedrpc.__version__,
             schema_digest=SCHEMA_DIGEST,
-        ).SerializeToString()
+            challenge=greeting.challenge,
+        )
+        return _read_welcome(parse(pb.JoinResponse, await self._call(self._join, request, "the answer to Join")))
+
+    async def _call(self, call: Any, request: pb.GreetRequest | pb.JoinRequest, what: str) -> bytes:
+        """Makes a call, and checks that its answer came as it was sent."""
         try:
-            answer: bytes = await self._join(data, timeout=30)
+            answer: bytes = await call(seal(request.SerializeToString()), timeout=_CALL_S)
         except grpc.aio.AioRpcError as error:
             raise self._translate(error) from None
-        return _read_welcome(parse(pb.JoinResponse, answer))
+        check_seal(answer, what)
+        return answer
 
     def connect(self, max_bytes: int, heartbeat_s: float, pool: Executor) -> Stream:
         """Opens the stream; the caller runs it."""
@@ -213,6 +257,8 @@ class Transport:
             return Refused(text)
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return Refused(f"the server at {self.address} is no fedrpc server of this version: {text}")
+        if code == grpc.StatusCode.DATA_LOSS:
+            return Altered(text)
         if code == grpc.StatusCode.INVALID_ARGUMENT:
             return WireError(text)
         return Unavailable(f"no fedrpc server answers at {self.address}: {text.splitlines()[0] if text else code}")
@@ -264,15 +310,18 @@ class Stream:
         self._heard_at = time.monotonic()
         self._sent: dict[tuple[int, str], _Sending] = {}
         self._download: tuple[Listener, pb.Envelope, Receiver] | None = None
+        self.was_useful = False  # whether the server accepted a result
 
-    async def attach(self, token: bytes, listeners: Mapping[int, Listener]) -> None:
+    async def attach(self, token: bytes, config_hash: str, listeners: Mapping[int, Listener]) -> None:
         """Takes the sessions of a Join.
 
         Args:
+            config_hash: Of the configuration that the clients train with; the server compares it with its own.
             listeners: By session.
         """
         self._listeners |= listeners
-        await self._write(pb.Frame(session=next(iter(listeners)), attach=pb.Attach(token=token)).SerializeToString())
+        attach = pb.Attach(token=token, config_hash=config_hash)
+        await self._write(seal_frame(pb.Frame(session=next(iter(listeners)), attach=attach)))
 
     async def run(self) -> str:
         """Serves the stream until the run is over; returns the reason. Raises what broke the stream."""
@@ -301,7 +350,7 @@ class Stream:
             if time.monotonic() - self._heard_at > (silence_s := MAX_MISSED_HEARTBEATS * self._heartbeat_s):
                 raise Unavailable(f"the server was silent for {silence_s:g} s")
             session = next(iter(self._listeners))
-            await self._write(pb.Frame(session=session, heartbeat=pb.Heartbeat()).SerializeToString())
+            await self._write(seal_frame(pb.Frame(session=session, heartbeat=pb.Heartbeat())))
 
     async def _write(self, data: bytes) -> None:
         try:
@@ -320,7 +369,7 @@ class Stream:
                 self._heard_at = time.monotonic()
                 if chunk := read_chunk(data):
                     await self._receive_chunk(*chunk, len(data))
-                elif reason := await self._handle(parse(pb.Frame, data), len(data)):
+                elif reason := await self._handle(read_frame(data), len(data)):
                     return reason
         except grpc.aio.AioRpcError as error:
             raise self._translate(error) from None
@@ -332,6 +381,7 @@ class Stream:
         if listener is None:
             raise WireError(f"got a frame of session {frame.session}, which is not of this stream")
         if frame.HasField("receipt"):
+            self.was_useful |= frame.receipt.status == pb.Receipt.STATUS_ACCEPTED
             self._settle(frame.session, frame.receipt)
             if frame.receipt.status in (pb.Receipt.STATUS_LATE, pb.Receipt.STATUS_DUPLICATE):
                 # At once: the same frame may ask the same question again (a server that came back), and a task that
@@ -462,6 +512,17 @@ class Stream:
                     return
                 attempt.add(Kind(payload.parts[index].kind), len(data), size)
                 await self._write(data)
+
+
+def _build_member(applicant: Applicant, greeting: Greeting) -> pb.Member:
+    proof = applicant.prove(greeting.run_id, greeting.challenge)
+    return pb.Member(
+        client_id=applicant.client,
+        instance=applicant.instance,
+        public_key=proof.public_key,
+        signature=proof.signature,
+        token_proof=proof.token_proof,
+    )
 
 
 def _read_welcome(answer: pb.JoinResponse) -> Welcome:

@@ -66,7 +66,9 @@ def _runs(deployment: Deployment) -> Manifest:
 
 def _pod(deployment: Deployment) -> dict[str, Any]:
     args = [
-        "--insecure",  # stays first: the overlay mtls replaces it
+        "--insecure",  # these two stay first: the overlay mtls replaces them
+        # A pod's key is lost with the pod, and another pod takes its index. Certificates outlive pods.
+        "--allow-new-keys",
         f"--config={shape.CONFIG_DIR}/run.toml",
         f"--listen=0.0.0.0:{shape.PORT}",
         f"--health-listen=0.0.0.0:{shape.HEALTH_PORT}",

@@ -18,7 +18,7 @@ from typing import Any
 
 from fedrpc.files import explain_full
 from fedrpc.launch.processes import MANY_PROCESSES, collapse_memory, decode_status, fork
-from fedrpc.process import exit_code_of, freeze_memory, run_async
+from fedrpc.process import exit_code_of, freeze_memory, keep_files_private, run_async
 
 
 class ForkServer:
@@ -97,6 +97,7 @@ def run_logged_client(options: dict[str, Any]) -> None:
     from fedrpc import log
     from fedrpc.client.app import ClientOptions, run
 
+    keep_files_private()
     data_dir, path = options["data_dir"], Path(options["log_file"])
     with explain_full(path):
         path.parent.mkdir(parents=True, exist_ok=True)

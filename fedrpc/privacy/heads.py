@@ -36,6 +36,10 @@ class HeadsFile:
         # What a line that a crash tore was about was not accepted, and comes again.
         self._file = Appended(path, measure_whole_lines(path))
 
+    def get_key(self, client: int) -> bytes | None:
+        """The key with which a client joined last, or None."""
+        return self._keys.get(client)
+
     def register(self, client: int, key: bytes, rows: int, source: str = REGISTERED) -> bool:
         """Registers the key with which a client joins.
 

@@ -1,4 +1,4 @@
-"""Signatures of chain heads: a client's key signs how many privacy rows it has and the hash of the last of them."""
+"""Signatures of a client: of the head of its privacy rows (how many, and the hash of the last), and of its joins."""
 
 from __future__ import annotations
 
@@ -63,7 +63,11 @@ class Signer:
 
     def sign_head(self, run_id: str, client: int, count: int, head: bytes) -> bytes:
         """Signs that a client's chain in a run has `count` rows and ends with the hash `head`."""
-        statement, key = _build_statement(run_id, client, count, head), self._key
+        return self.sign(_build_statement(run_id, client, count, head))
+
+    def sign(self, statement: bytes) -> bytes:
+        """Signs a statement, which must say what it is about."""
+        key = self._key
         if isinstance(key, Ed25519PrivateKey):
             return key.sign(statement)
         if isinstance(key, ec.EllipticCurvePrivateKey):
@@ -74,6 +78,11 @@ class Signer:
 def _build_statement(run_id: str, client: int, count: int, head: bytes) -> bytes:
     # It says what it is about, so that a signature made for something else with the same key is never taken for this.
     return f"fedrpc privacy rows\n{run_id}\nclient {client}\n{count} rows\n{head.hex()}\n".encode()
+
+
+def build_join_statement(run_id: str, client: int, instance: str, challenge: bytes) -> bytes:
+    """What a client signs when it joins; the server's challenge makes it another every time."""
+    return f"fedrpc join\n{run_id}\nclient {client}\n{instance}\n{challenge.hex()}\n".encode()
 
 
 def load_public_key(data: bytes) -> PublicKey:
@@ -95,7 +104,12 @@ def read_certificate_key(pem: bytes) -> bytes:
 
 def is_signed(public_key: bytes, signature: bytes, run_id: str, client: int, count: int, head: bytes) -> bool:
     """Whether a signature is that of the key's owner over this head; raises WireError for what is no public key."""
-    statement, key = _build_statement(run_id, client, count, head), load_public_key(public_key)
+    return is_statement_signed(public_key, signature, _build_statement(run_id, client, count, head))
+
+
+def is_statement_signed(public_key: bytes, signature: bytes, statement: bytes) -> bool:
+    """Whether a signature is that of the key's owner over a statement; raises WireError for what is no public key."""
+    key = load_public_key(public_key)
     try:
         if isinstance(key, Ed25519PublicKey):
             key.verify(signature, statement)

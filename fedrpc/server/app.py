@@ -1,10 +1,10 @@
-"""Serves Join and Connect, health and reflection: the only module of the server that knows gRPC."""
+"""Serves Greet, Join and Connect, health and reflection: the only module of the server that knows gRPC."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any
 
 import grpc
@@ -16,21 +16,22 @@ from grpc_reflection.v1alpha import reflection
 import fedrpc
 from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc import log
-from fedrpc.errors import DiskFull, FedrpcError, Refused, Unavailable, WireError
+from fedrpc.errors import Altered, DiskFull, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.log import MAX_TEXT, clean_text
-from fedrpc.privacy.heads import REGISTERED, HeadsFile
+from fedrpc.privacy.heads import HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
-from fedrpc.privacy.signing import load_public_key, read_certificate_key
 from fedrpc.server.allowance import Allowance
 from fedrpc.server.connection import Connection, Desk
 from fedrpc.server.coordinator import Coordinator
+from fedrpc.server.gatekeeper import Applicant, Gatekeeper, read_certificate
 from fedrpc.server.roster import IdTaken, OutOfRange, Roster, Session, UnknownSession
 from fedrpc.server.rounds import ServerContext
 from fedrpc.server.sockets import Peer, Sockets, parse_peer
 from fedrpc.tls.credentials import ServerTls, server_credentials
-from fedrpc.tls.endpoint import check_address
-from fedrpc.wire.frames import SCHEMA_DIGEST, SERVICE, count_field_bytes, parse
+from fedrpc.tls.endpoint import check_address, is_loopback
+from fedrpc.wire.frames import MAX_JOINING, SCHEMA_DIGEST, SERVICE, count_field_bytes, parse
 from fedrpc.wire.ledger import LedgerFile, Rows, merge
+from fedrpc.wire.sealing import SEAL_BYTES, check_seal, seal
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 # The status code of each error on the wire; the first match counts.
@@ -39,13 +40,14 @@ STATUS: list[tuple[type[Exception], grpc.StatusCode]] = [
     (OutOfRange, grpc.StatusCode.OUT_OF_RANGE),
     (IdTaken, grpc.StatusCode.ALREADY_EXISTS),
     (Refused, grpc.StatusCode.FAILED_PRECONDITION),
+    (Altered, grpc.StatusCode.DATA_LOSS),
     (WireError, grpc.StatusCode.INVALID_ARGUMENT),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
     (FedrpcError, grpc.StatusCode.INTERNAL),
 ]
 
 _ABORT_S = 5.0
-# Calls over one connection: a process of 10,000 clients makes 21 at once, and as many when it comes again. Behind a
+# Calls over one connection: a process of 10,000 clients makes 41 at once, and as many when it comes again. Behind a
 # proxy all clients may share a connection.
 _SPARE_CALLS, _CALLS_S = 100, 5.0
 _SPARE_STREAMS = 16
@@ -67,12 +69,12 @@ class TooOften(Unavailable):
 
 
 class Servicer:
-    """Join and Connect.
+    """Greet, Join and Connect.
 
     Args:
         coordinator: The run's coordinator.
         sockets: The server's connections.
-        client_name: The name that clients' certificates must have, with the id for {client} (mutual TLS); None for any.
+        gatekeeper: Decides who may join.
     """
 
     def __init__(
@@ -84,11 +86,11 @@ class Servicer:
         privacy: PrivacyFile,
         heads: HeadsFile,
         sockets: Sockets,
-        *,
-        client_name: str | None = None,
+        gatekeeper: Gatekeeper,
     ) -> None:
         self._server, self._roster, self._coordinator = server, roster, coordinator
-        self._privacy, self._heads, self._client_name = privacy, heads, client_name
+        self._privacy, self._gatekeeper = privacy, gatekeeper
+        self._num_greeting_bytes = len(self._build_greeting())
         limits = server.problem.config.limits
         self._desk = Desk(
             server,
@@ -100,11 +102,12 @@ class Servicer:
             round=lambda: coordinator.round,
             sending=asyncio.Semaphore(limits.transfers),
             receiving=asyncio.Semaphore(limits.transfers),
+            config_hash=server.problem.config.hash,
         )
         self._sockets = sockets
         self._connections: dict[Connection, Peer] = {}
         self._peers: dict[int, Peer] = {}  # over whose connection a client last joined
-        self._calls = Allowance(2 * server.problem.config.clients + _SPARE_CALLS, _CALLS_S)
+        self._calls = Allowance(3 * server.problem.config.clients + _SPARE_CALLS, _CALLS_S)
         self._joins = Allowance(_JOINS, _JOINS_S)
         self._has_refused = False
         self._failure: DiskFull | None = None  # what ends the server, not only a stream
@@ -115,14 +118,27 @@ class Servicer:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
+                "Greet": grpc.unary_unary_rpc_method_handler(_report_errors(self.greet, self._note)),
                 "Join": grpc.unary_unary_rpc_method_handler(_report_errors(self.join, self._note)),
                 "Connect": grpc.stream_stream_rpc_method_handler(self.connect),  # frames go by read and write
             },
         )
 
+    async def greet(self, data: bytes, context: Any) -> bytes:
+        """Gives the clients of a process what they have to sign when they join."""
+        self._count_call(context)
+        check_seal(data, "a Greet")
+        parse(pb.GreetRequest, data)
+        return self._build_greeting()
+
+    def _build_greeting(self) -> bytes:
+        challenge = self._gatekeeper.make_challenge()
+        return seal(pb.GreetResponse(challenge=challenge, run_id=self._server.run_id).SerializeToString())
+
     async def join(self, data: bytes, context: Any) -> bytes:
         """Opens a session for each client of a process, or refuses with the reason."""
         peer = self._count_call(context)
+        check_seal(data, "a Join")
         request = parse(pb.JoinRequest, data)
         if request.schema_digest != SCHEMA_DIGEST:
             raise Refused(
@@ -132,23 +148,27 @@ class Servicer:
             )
         if not request.members:
             raise WireError("a Join without a client")
+        if len(request.members) > MAX_JOINING:
+            raise WireError(f"a Join names {len(request.members)} clients, expected {MAX_JOINING} at most")
         for member in request.members:
             if len(member.instance) > MAX_TEXT:
                 raise WireError(f"an instance has {len(member.instance)} characters, expected {MAX_TEXT} at most")
-            self._check_certificate(member.client_id, context)
-        source = self._check_keys(request.members, context)
         names = [(member.client_id, member.instance) for member in request.members]
         self._roster.check_join(names)  # first, so that a join that is refused takes nothing from the client's own
+        applicants = [
+            Applicant(member.client_id, member.instance, member.public_key, member.signature, member.token_proof)
+            for member in request.members
+        ]
+        certificate = read_certificate(context.auth_context())
+        self._gatekeeper.check(applicants, request.challenge, certificate)
         for client, _ in names:
             self._take(self._joins, client, f"joins of client {client}", _JOINS_S)
-        token, sessions, replaced = self._roster.join(names)
+        rows = {client: self._privacy.get_head(client)[0] for client, _ in names}
+        self._gatekeeper.admit(applicants, request.challenge, certificate, rows)
+        token, sessions, replaced = self._roster.join(names, certificate.digest)
         self._peers |= {session.client: peer for session in sessions}
         for old in replaced:
             self._server.mailbox.replace_session(old)
-        for member in request.members:
-            rows, _ = self._privacy.get_head(member.client_id)
-            if self._heads.register(member.client_id, member.public_key, rows, source):
-                self._log.warning("client_key_changed", client=member.client_id, from_row=rows)
         if request.package_version != fedrpc.__version__:
             self._log.warning("version_skew", client=sessions[0].client, theirs=clean_text(request.package_version))
         problem = self._server.problem
@@ -163,7 +183,7 @@ class Servicer:
             durable=self._server.mailbox.durable,
             admissions=[self._build_admission(session) for session in sessions],
         )
-        answer = response.SerializeToString()
+        answer = seal(response.SerializeToString())
         self._book_join(sessions, request, len(data), response, len(answer))
         self._server.progress("joined", {"joined": len(self._roster), "of": problem.config.clients})
         return answer
@@ -185,7 +205,10 @@ class Servicer:
     def _book_join(
         self, sessions: list[Session], request: pb.JoinRequest, up: int, response: pb.JoinResponse, down: int
     ) -> None:
-        """Books what is said of each client under that client, and what is said of all under the first."""
+        """Books what is said of each client under that client, and what is said of all under the first.
+
+        The Greet before it is booked with it: its bytes are always as many.
+        """
         rows: Rows = {}
         own = zip(request.members, response.admissions, strict=True)
         sizes = [(count_field_bytes(member), count_field_bytes(admission)) for member, admission in own]
@@ -193,36 +216,11 @@ class Servicer:
             merge(rows, self._desk.count_field("up", session.client, ours))
             merge(rows, self._desk.count_field("down", session.client, theirs))
         first = sessions[0].client
+        merge(rows, self._desk.count_session("up", first, SEAL_BYTES))
+        merge(rows, self._desk.count_session("down", first, self._num_greeting_bytes))
         merge(rows, self._desk.count_session("up", first, up - sum(ours for ours, _ in sizes[1:])))
         merge(rows, self._desk.count_session("down", first, down - sum(theirs for _, theirs in sizes[1:])))
         self._desk.book.book(rows)
-
-    def _check_certificate(self, client: int, context: Any) -> None:
-        if self._client_name is None:
-            return
-        names = [name.decode() for name in context.auth_context().get("x509_common_name", [])]
-        wanted = self._client_name.replace("{client}", str(client))
-        if wanted not in names:
-            remedy = "; for processes of many clients, give the server a --tls-client-name without {client}"
-            several = remedy if wanted != self._client_name else ""
-            raise Refused(f"the certificate is for {names or 'nobody'}, not for {wanted}{several}")
-
-    @staticmethod
-    def _check_keys(members: Iterable[pb.Member], context: Any) -> str:
-        """Checks clients' public keys; where their process has shown a certificate, they must be the certificate's.
-
-        Returns:
-            How the server knows that the keys are the clients'.
-        """
-        shown = context.auth_context()
-        certificates = shown.get("x509_pem_cert", [])
-        ours = read_certificate_key(certificates[0]) if certificates else None
-        for member in members:
-            load_public_key(member.public_key)
-            if ours is not None and member.public_key != ours:
-                raise Refused(f"client {member.client_id} joins with another key than that of its certificate")
-        names = ", ".join(name.decode() for name in shown.get("x509_common_name", []))
-        return f"certificate of {names}" if ours is not None else REGISTERED
 
     async def connect(self, _: Any, context: Any) -> None:
         """Serves the stream of one process."""
@@ -235,7 +233,8 @@ class Servicer:
             data = await context.read()
             return None if data is grpc.aio.EOF else data
 
-        connection = Connection(self._desk, read, context.write, lambda: self._sockets.measure(peer))
+        certificate = read_certificate(context.auth_context()).digest
+        connection = Connection(self._desk, read, context.write, lambda: self._sockets.measure(peer), certificate)
         self._connections[connection] = peer
         error: FedrpcError | None = None
         try:
@@ -243,6 +242,11 @@ class Servicer:
         except FedrpcError as broken:
             error = broken
             self._note(broken)
+        except grpc.aio.BaseError:
+            raise  # its client is gone
+        except Exception:
+            self._log.error("stream_failed", exc_info=True)  # gRPC would tell the client alone
+            raise
         finally:
             del self._connections[connection]
         if error:
@@ -312,6 +316,9 @@ def _report_errors(
                 log.get("server").warning("call_refused", error=str(error))
             note(error)
             await _abort(context, error)
+        except Exception:
+            log.get("server").error("call_failed", exc_info=True)  # gRPC would tell the client alone
+            raise
         raise AssertionError("abort always raises")
 
     return answer
@@ -377,6 +384,7 @@ class GrpcServer:
         health: The health service.
         num_clients: Of the run.
         max_connections: How many are accepted; further ones are closed at once.
+        reflection: Whether to describe the services to whoever asks; by default only on loopback.
     """
 
     def __init__(
@@ -388,6 +396,7 @@ class GrpcServer:
         *,
         num_clients: int,
         max_connections: int,
+        reflection: bool | None = None,
     ) -> None:
         creds = server_credentials(address, tls, insecure)
         limits = [
@@ -395,6 +404,7 @@ class GrpcServer:
             ("grpc.max_concurrent_streams", num_clients + _SPARE_STREAMS),
         ]
         self._server, self._health = grpc.aio.server(options=OPTIONS + limits), health
+        self._has_reflection = is_loopback(address) if reflection is None else reflection
         self.port = _bind(self._server, address, creds, "--listen")
         self.address = f"{address.rpartition(':')[0]}:{self.port}"
 
@@ -402,8 +412,9 @@ class GrpcServer:
         """Starts serving."""
         self._server.add_generic_rpc_handlers((servicer.build_handlers(),))
         self._health.add_to(self._server)
-        names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        if self._has_reflection:
+            names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
         await self._server.start()
         await self._health.set_status(alive=True, ready=True)
 

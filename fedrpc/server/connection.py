@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc import log
 from fedrpc.config import LimitsConfig
-from fedrpc.errors import AnswerRefused, FedrpcError, Unavailable, WireError
+from fedrpc.errors import AnswerRefused, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.files import explain_full
 from fedrpc.log import clean_text
 from fedrpc.privacy.heads import HeadsFile
@@ -34,8 +34,9 @@ from fedrpc.wire.frames import (
     assemble_frame,
     check_envelope,
     check_name,
-    parse,
     read_chunk,
+    read_frame,
+    seal_frame,
     serialise_frame,
 )
 from fedrpc.wire.kinds import Direction
@@ -56,6 +57,7 @@ from fedrpc.wire.v2 import coordinator_pb2 as pb
 _RECEIPT_S = 0.01  # how long a receipt waits for a task with which it can travel
 _MAX_OUTBOX = 1000  # frames that wait to be sent: beyond it nothing more is read, so that a client cannot fill memory
 _ATTACH_S = 10.0  # how long a stream may belong to nobody; a client says at once whose it is
+MAX_ATTEMPT = 1000  # uploads of one answer that have rows of their own in the ledger; all further ones share a row
 _Status = pb.Receipt.Status
 
 
@@ -67,6 +69,7 @@ class Desk:
         round: The round under which traffic outside tasks is booked.
         sending: Permits for large messages to clients.
         receiving: Permits for large messages from clients.
+        config_hash: Of the run's configuration; clients that train with another one are refused.
     """
 
     server: ServerContext
@@ -78,6 +81,7 @@ class Desk:
     round: Callable[[], int]
     sending: asyncio.Semaphore
     receiving: asyncio.Semaphore
+    config_hash: str
 
     @property
     def mailbox(self) -> Mailbox:
@@ -111,6 +115,16 @@ class Desk:
             )
 
 
+@dataclass
+class _Sent:
+    """The bytes of a delivery, which are booked once."""
+
+    task_id: str
+    attempt: Attempt
+    rows: Rows
+    booked: bool = False
+
+
 class Connection:
     """Implements `roster.Link`.
 
@@ -119,6 +133,7 @@ class Connection:
         write: Sends a frame.
         measure: Gives the bytes (sent, received) by the kernel's count, which moves within a frame, too: on a slow link
             one frame takes minutes. None when the kernel does not tell; then frames count when they are complete.
+        certificate: Tells the certificate of the other end from others, b"" when it has shown none.
     """
 
     def __init__(
@@ -127,6 +142,7 @@ class Connection:
         read: Callable[[], Awaitable[bytes | None]],
         write: Callable[[bytes], Awaitable[None]],
         measure: Callable[[], tuple[int, int] | None] = lambda: None,
+        certificate: bytes = b"",
     ) -> None:
         self._desk, self._read, self._write_frame = desk, read, write
         self._mailbox = desk.mailbox
@@ -138,11 +154,12 @@ class Connection:
         self._filled, self._has_room = asyncio.Event(), asyncio.Event()
         self._has_room.set()
         self._writing = asyncio.Lock()
-        self._measure = measure
+        self._measure, self._certificate = measure, certificate
         self._num_written, self._num_read = 0, 0  # bytes in frames
         self._is_writing = self._is_reading = False
         self._written_pace, self._heard_pace = Pace(LEAST_BYTES_S), Pace(LEAST_BYTES_S)
         self._delivering: tuple[Task, Permit, Pace] | None = None  # a large task on its way
+        self._sent: dict[str, _Sent] = {}  # small tasks that are being written, by id
         self._opened_at = self._heard_at = time.monotonic()
         self._attached = False
         self._upload: Upload | None = None
@@ -288,7 +305,7 @@ class Connection:
         frame.session = session.number
         if not frame.HasField("receipt") and (receipt := self._receipts.pop(session, None)):
             frame.receipt.CopyFrom(receipt)
-        data = frame.SerializeToString()
+        data = seal_frame(frame)
         self._desk.book.book(self._desk.count_session("down", session.client, len(data)))
         if frame.HasField("finished"):
             # This frees the ids for other processes. Before the write, since a client that has read this frame hangs
@@ -332,21 +349,32 @@ class Connection:
         self._desk.privacy.expect_rows(task.client)
         rows = attempt.add_first(len(head), body.inline, len(others))
         self._mailbox.start_delivery(delivery)
+        frames = task.question.iter_frames()  # now: once the answer is there, the question may be forgotten
+        sent = _Sent(task.task_id, attempt, rows)
+        if task.question.is_small:
+            self._sent[task.task_id] = sent
         try:
             await self._write(head)
-            for kind, size, data in task.question.iter_frames():
+            for kind, size, data in frames:
                 attempt.add(kind, len(data), size)
                 await self._write(data)
             whole = True
         finally:
-            merge(rows, attempt.close(aborted=not whole))
-            self._desk.book.book(rows, whole=task.task_id if whole else "")
+            self._sent.pop(task.task_id, None)
+            overtaken = sent.booked
+            self._book_sent(sent, whole=whole)
             if whole:
                 self._mailbox.mark_delivered(delivery)
-                if task.done:  # while it was sent: a Cancel that came before the last chunk found no task there
+                if task.done and not overtaken:  # a Cancel that came before the last chunk found no task there
                     self._queue(session, pb.Frame(cancel=pb.Cancel(task_id=task.task_id, reason="no longer needed")))
             else:
                 self._mailbox.return_to_queue(delivery)
+
+    def _book_sent(self, sent: _Sent, *, whole: bool) -> None:
+        if not sent.booked:
+            sent.booked = True
+            merge(sent.rows, sent.attempt.close(aborted=not whole))
+            self._desk.book.book(sent.rows, whole=sent.task_id if whole else "")
 
     def _build_envelope(self, delivery: Delivery) -> pb.Envelope:
         task = delivery.task
@@ -377,11 +405,11 @@ class Connection:
             if chunk:
                 await self._receive_chunk(*chunk, len(data))
             else:
-                await self._handle(parse(pb.Frame, data), len(data))
+                await self._handle(read_frame(data), len(data))
 
     async def _handle(self, frame: pb.Frame, size: int) -> None:
         if frame.HasField("attach"):
-            self._attach(frame.attach.token)
+            self._attach(frame.attach)
         session = self._sessions.get(frame.session)
         if session is None or session.link is not self:
             raise UnknownSession("unknown session; join again")
@@ -392,8 +420,13 @@ class Connection:
         if frame.HasField("heartbeat"):
             self._queue(session, pb.Frame(heartbeat=pb.Heartbeat(durable=self._mailbox.durable)))
 
-    def _attach(self, token: bytes) -> None:
-        sessions = self._desk.roster.attach(token, self)
+    def _attach(self, attach: pb.Attach) -> None:
+        if attach.config_hash != (ours := self._desk.config_hash):
+            raise Refused(
+                f"this client trains with another configuration: expected the hash {ours}, got "
+                f"{clean_text(attach.config_hash)[:40] or 'none'}; start it anew, with the same fedrpc as the server's"
+            )
+        sessions = self._desk.roster.attach(attach.token, self, self._certificate)
         self._attached = True
         self._sessions |= {session.number: session for session in sessions}
         self._mailbox.attach(sessions, self)
@@ -406,7 +439,7 @@ class Connection:
             task = None
         # A result for a task that is not open gets no row of its own: its envelope is not trusted.
         where = (task.round, task.phase) if task else (self._desk.round(), SESSION)
-        attempt = Attempt(*where, "up", session.client, envelope.attempt if task else 0)
+        attempt = Attempt(*where, "up", session.client, min(envelope.attempt, MAX_ATTEMPT) if task else 0)
         # Looked at one by one only where they can be right: a frame has room for two million chunks.
         fits = task is not None and max(len(frame.chunks), len(envelope.parts)) <= MAX_PARTS
         rows = attempt.add_first(size, list_inline(frame) if fits else (), count_other_fields(frame))
@@ -462,6 +495,8 @@ class Connection:
         Booked first: after a kill between the two the client sends the result again, which then counts as repeated.
         """
         envelope = frame.envelope
+        if sent := self._sent.get(task.task_id):  # gRPC has not said yet that the question is sent
+            self._book_sent(sent, whole=True)
         if envelope.HasField("failure"):
             abstained = envelope.failure.code == pb.Failure.CODE_ABSTAINED
             merge(rows, attempt.close(aborted=not abstained))

@@ -84,6 +84,7 @@ class Roster:
         self._num_clients, self._grace_s = num_clients, grace_s
         self._by_client: dict[int, Session] = {}
         self._joined: dict[bytes, list[Session]] = {}  # by token, until a stream takes them
+        self._certificates: dict[bytes, bytes] = {}  # over which these tokens were given
         self._without_link: dict[Session, None] = {}
         self._gone_since: dict[int, float] = {}
         self._unlinked: set[int] = set()  # who has joined since it last had a stream
@@ -92,8 +93,13 @@ class Roster:
         self._num_opened = 0
         self._changed = asyncio.Event()
 
-    def join(self, members: Sequence[tuple[int, str]]) -> tuple[bytes, list[Session], list[Session]]:
+    def join(
+        self, members: Sequence[tuple[int, str]], certificate: bytes = b""
+    ) -> tuple[bytes, list[Session], list[Session]]:
         """Opens a session for each (client id, instance), or for none.
+
+        Args:
+            certificate: Tells the process's certificate from others, b"" when it has shown none.
 
         Returns:
             The token with which a stream takes these sessions, the sessions, and those that they replace.
@@ -112,7 +118,7 @@ class Roster:
                 link.drop_session(old)
         sessions = [self._open(client, instance, now) for client, instance in members]
         token = secrets.token_bytes(16)
-        self._joined[token] = sessions
+        self._joined[token], self._certificates[token] = sessions, certificate
         self._changed.set()
         return token, sessions, replaced
 
@@ -137,16 +143,30 @@ class Roster:
         self._without_link[session] = None
         return session
 
-    def attach(self, token: bytes, link: Link) -> list[Session]:
-        """Gives the sessions of a Join to a stream; returns those that are still open. Raises UnknownSession."""
+    def attach(self, token: bytes, link: Link, certificate: bytes = b"") -> list[Session]:
+        """Gives the sessions of a Join to a stream; returns those that are still open.
+
+        Raises:
+            UnknownSession: There is no such token.
+            Refused: It was given over another certificate; who has that one can still use it.
+        """
         if token not in self._joined:
             raise UnknownSession("unknown token; join again")
-        sessions = [session for session in self._joined.pop(token) if self.get(session.client) is session]
+        if certificate != (wanted := self._certificates[token]):
+            raise Refused(
+                f"the token was given over another certificate: expected SHA-256 {wanted.hex()[:16] or 'of none'}, got "
+                f"{certificate.hex()[:16] or 'none'}; join with the certificate of the stream"
+            )
+        sessions = [session for session in self._forget_token(token) if self.get(session.client) is session]
         for session in sessions:
             session.link, session.renews = link, True
             self._unlinked.discard(session.client)
             self._without_link.pop(session, None)
         return sessions
+
+    def _forget_token(self, token: bytes) -> list[Session]:
+        del self._certificates[token]
+        return self._joined.pop(token)
 
     def detach(self, session: Session) -> None:
         """Notes that a session's stream has ended."""
@@ -170,7 +190,7 @@ class Roster:
         """Lists the sessions that are no longer alive; forgets tokens that nobody used."""
         now = time.monotonic()
         for token in [t for t, sessions in self._joined.items() if now - sessions[0].last_seen > self._grace_s]:
-            del self._joined[token]
+            self._forget_token(token)
         return [session for session in self._without_link if not session.is_alive(now, self._grace_s)]
 
     def measure_absence(self, client: int) -> float:

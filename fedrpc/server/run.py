@@ -31,6 +31,7 @@ from fedrpc.process import freeze_memory, return_freed_memory
 from fedrpc.server.app import GrpcServer, Health, Servicer
 from fedrpc.server.checkpoint import CheckpointFolder
 from fedrpc.server.coordinator import Coordinator
+from fedrpc.server.gatekeeper import Gatekeeper
 from fedrpc.server.mailbox import Mailbox
 from fedrpc.server.mistakes import ERROR_FILE, explaining_mistakes
 from fedrpc.server.roster import Roster
@@ -58,9 +59,12 @@ class ServerOptions:
     data_dir: Path | None = None
     tls: ServerTls | None = None
     insecure: bool = False
-    client_name: str = "client-{client}"  # the name in a client's certificate; {client} is its id
+    client_name: str = "client-{client}"  # a name in a client's certificate; {client} is its id
+    join_secret: bytes | None = None  # from which clients' join tokens are derived
+    allows_new_keys: bool = False  # of clients that come again
     health_listen: str | None = None
     metrics_listen: str | None = None
+    reflection: bool | None = None  # None: on loopback only
     linger: bool = False  # keep serving after the end, so that late clients learn of it
     outlived: bool = True  # by its clients, which look for it again when it was killed
     when_over: Callable[[], None] = lambda: None  # called when the run directory is complete
@@ -211,8 +215,7 @@ async def _run_server(
 ) -> dict[str, Any]:
     config, out = problem.config, options.out
     max_connections = reserve_files(config.clients)
-    crowd = {"num_clients": config.clients, "max_connections": max_connections}
-    grpc_server = GrpcServer(options.listen, options.tls, options.insecure, health, **crowd)
+    grpc_server = _listen(options, health, config.clients, max_connections)
     work, io = (_start_pool(stack, *pool) for pool in ((1, "work"), (2, "io")))
     book = stack.enter_context(contextlib.closing(LedgerFile(out)))
     privacy = stack.enter_context(contextlib.closing(PrivacyFile(out / "privacy.jsonl", _list_stages(problem))))
@@ -233,10 +236,8 @@ async def _run_server(
     )
     meter = Meter(grpc_server.port, local=True)
     coordinator = Coordinator(context, roster, out, book, meter)
-    bound = options.tls is not None and options.tls.client_ca is not None
-    name = options.client_name if bound else None
-    sockets = Sockets(meter, max_connections)
-    servicer = Servicer(context, roster, coordinator, book, privacy, heads, sockets, client_name=name)
+    sockets, gatekeeper = Sockets(meter, max_connections), _appoint_gatekeeper(options, run_id, heads)
+    servicer = Servicer(context, roster, coordinator, book, privacy, heads, sockets, gatekeeper)
     if options.metrics_listen:
         from fedrpc.server.monitoring import RunMetrics, serve_metrics  # here, since other servers need no Prometheus
 
@@ -260,6 +261,29 @@ async def _run_server(
     finally:
         servicer.end()
         await grpc_server.stop(0.5)
+
+
+def _listen(options: ServerOptions, health: Health, num_clients: int, max_connections: int) -> GrpcServer:
+    return GrpcServer(
+        options.listen,
+        options.tls,
+        options.insecure,
+        health,
+        num_clients=num_clients,
+        max_connections=max_connections,
+        reflection=options.reflection,
+    )
+
+
+def _appoint_gatekeeper(options: ServerOptions, run_id: str, heads: HeadsFile) -> Gatekeeper:
+    asks_for_certificates = options.tls is not None and options.tls.client_ca is not None
+    return Gatekeeper(
+        run_id,
+        heads,
+        client_name=options.client_name if asks_for_certificates else None,
+        join_secret=options.join_secret,
+        allows_new_keys=options.allows_new_keys,
+    )
 
 
 def _start_pool(stack: contextlib.AsyncExitStack, size: int, name: str) -> ThreadPoolExecutor:

@@ -1,4 +1,4 @@
-"""Makes the certificates of one federation: an authority, the server's, and one for each client."""
+"""Makes what proves who is who in a federation: an authority, certificates, and join tokens."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedrpc.errors import ConfigError
+from fedrpc.tls.tokens import derive_token, format_secret, format_token, make_secret
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -30,31 +31,50 @@ class _Pair:
     key: EllipticCurvePrivateKey
 
 
-def make_certificates(out: Path, hosts: Sequence[str], clients: int) -> list[Path]:
-    """Writes ca, server and client-<id> certificates (.pem) and their keys (.key, mode 0600) into `out`.
+def make_certificates(out: Path, hosts: Sequence[str], clients: int, clients_per_pod: int | None = None) -> list[Path]:
+    """Writes certificates (.pem) and their keys (.key), and join tokens, into `out`; keys and tokens with mode 0600.
 
     The authority's key is written too, to sign more clients later: keep it off the machines of the run.
 
     Args:
         out: The folder; created if it does not exist.
         hosts: The DNS names and IP addresses that clients reach the server by.
-        clients: The number of client certificates; client i's is for the name client-<i>, which the server checks.
+        clients: The number of clients. The certificate of client i is for the name client-<i>, which the server checks.
+        clients_per_pod: Makes instead one certificate, pods/<i>, for each process of so many clients, with all their
+            names.
 
     Raises:
         ConfigError: A host is not a name or address, or a file exists already: nothing is overwritten.
     """
     names = _alternative_names(hosts)
-    stems = ["ca", "server", *(f"client-{client}" for client in range(clients))]
-    paths = {stem: (out / f"{stem}.pem", out / f"{stem}.key") for stem in stems}
-    existing = [path for pair in paths.values() for path in pair if path.exists()]
-    if existing:
-        raise ConfigError(f"{existing[0]} exists already, and certificates are not overwritten; choose another folder")
+    subjects = _list_subjects(clients, clients_per_pod)
+    secret = make_secret()
+    tokens = {
+        out / f"client-{client}.token": format_token(derive_token(secret, client), client) for client in range(clients)
+    }
+    secrets = {out / "join.secret": format_secret(secret)} | tokens
+    paths = {stem: (out / f"{stem}.pem", out / f"{stem}.key") for stem in ["ca", "server", *subjects]}
+    for path in (*(path for pair in paths.values() for path in pair), *secrets):
+        if path.exists():
+            raise ConfigError(f"{path} exists already, and certificates are not overwritten; choose another folder")
     authority = _create_authority()
     issued = {"ca": authority, "server": _issue("server", names, authority)}
-    for stem in stems[2:]:
-        issued[stem] = _issue(stem, None, authority)
-    _write([(path, data) for stem in stems for path, data in zip(paths[stem], _encode(issued[stem]), strict=True)])
-    return [path for stem in stems for path in paths[stem]]
+    issued |= {stem: _issue(own[0], None, authority, own[1:]) for stem, own in subjects.items()}
+    files = [
+        (path, data) for stem, pair in issued.items() for path, data in zip(paths[stem], _encode(pair), strict=True)
+    ]
+    files += [(path, text.encode()) for path, text in secrets.items()]
+    _write(out, files)
+    return [path for path, _ in files]
+
+
+def _list_subjects(clients: int, clients_per_pod: int | None) -> dict[str, list[str]]:
+    """The names that each certificate has, its own first, by the stem of its files."""
+    if clients_per_pod is None:
+        return {f"client-{client}": [f"client-{client}"] for client in range(clients)}
+    starts = range(0, clients, clients_per_pod)
+    groups = [range(start, min(start + clients_per_pod, clients)) for start in starts]
+    return {f"pods/{pod}": [f"pod-{pod}", *(f"client-{c}" for c in group)] for pod, group in enumerate(groups)}
 
 
 def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
@@ -136,8 +156,8 @@ def _create_authority() -> _Pair:
     return _Pair(builder.sign(key, hashes.SHA256()), key)
 
 
-def _issue(name: str, hosts: x509.SubjectAlternativeName | None, authority: _Pair) -> _Pair:
-    """A server's certificate when `hosts` are given, else a client's, whose name is also a DNS name in it."""
+def _issue(name: str, hosts: x509.SubjectAlternativeName | None, authority: _Pair, others: Sequence[str] = ()) -> _Pair:
+    """A server's certificate when `hosts` are given, else a client's, with its name and `others` as DNS names in it."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -146,7 +166,8 @@ def _issue(name: str, hosts: x509.SubjectAlternativeName | None, authority: _Pai
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
     builder = _start_builder(name, _AUTHORITY, key, LEAF_DAYS)
-    builder = builder.add_extension(hosts or x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+    own = x509.SubjectAlternativeName([x509.DNSName(text) for text in (name, *others)])
+    builder = builder.add_extension(hosts or own, critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
@@ -161,17 +182,18 @@ def _encode(pair: _Pair) -> tuple[bytes, bytes]:
     return pair.certificate.public_bytes(Encoding.PEM), key
 
 
-def _write(files: Sequence[tuple[Path, bytes]]) -> None:
-    """Writes all or nothing; a key is never readable by others, not even for a moment."""
+def _write(out: Path, files: Sequence[tuple[Path, bytes]]) -> None:
+    """Writes all or nothing; a key or token is never readable by others, not even for a moment."""
     written: list[Path] = []
     try:
-        files[0][0].parent.mkdir(parents=True, exist_ok=True)
+        for folder in dict.fromkeys([out, *(path.parent for path, _ in files)]):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path, data in files:
-            mode = 0o600 if path.suffix == ".key" else 0o644
+            mode = 0o644 if path.suffix == ".pem" else 0o600
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
                 written.append(path)
                 file.write(data)
     except OSError as error:
         for path in written:
             path.unlink(missing_ok=True)
-        raise ConfigError(f"cannot write certificates to {files[0][0].parent}: {error}") from error
+        raise ConfigError(f"cannot write certificates to {out}: {error}") from error

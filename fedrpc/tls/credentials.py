@@ -33,6 +33,11 @@ def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> S
     """The server's TLS files by its options; None for plaintext."""
     if (cert is None) != (key is None):
         raise ConfigError(f"--tls-cert and --tls-key go together, got only {'--tls-cert' if cert else '--tls-key'}")
+    if client_ca and not cert:
+        raise ConfigError(
+            f"--tls-client-ca {client_ca} needs --tls-cert and --tls-key, got neither: "
+            "without TLS no client can show a certificate"
+        )
     return ServerTls(cert, key, client_ca) if cert and key else None
 
 

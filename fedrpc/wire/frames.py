@@ -18,6 +18,7 @@ from fedrpc.files import open_replacement
 from fedrpc.wire.codec import MAX_PARTS, Payload, check_headers
 from fedrpc.wire.envelope import Envelope, build_envelope, read_envelope
 from fedrpc.wire.kinds import Kind
+from fedrpc.wire.sealing import check_seal, make_seal
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -28,6 +29,7 @@ SMALL_BYTES = (
     256 << 10
 )  # a message up to this travels in the frame of its envelope: more frames cost more than its bytes
 MAX_MISSED_HEARTBEATS = 3  # either side gives up a stream that misses more
+MAX_JOINING = 500  # clients in one Join: its answer stays far below gRPC's limit for a message
 GRPC_PREFIX_BYTES = 5  # gRPC's header of each message
 SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
 SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()  # equal digests can communicate
@@ -93,9 +95,10 @@ EMPTY_BODY = Body(b"", b"", ())
 
 
 def serialise_frame(session: int, envelope: pb.Envelope, body: Body, others: bytes = b"") -> bytes:
-    """Serialises the first frame of a message.
+    """Serialises and seals the first frame of a message.
 
-    Written without the library, which would serialise a broadcast for each client again; a test compares the two.
+    Written without the library, which would serialise a broadcast for each client again; a test compares the two. The
+    chunks come first, so that a seal need not cover them: the digest in the envelope does.
 
     Args:
         envelope: Without parts and digest, which `body` has.
@@ -103,7 +106,31 @@ def serialise_frame(session: int, envelope: pb.Envelope, body: Body, others: byt
     """
     head = envelope.SerializeToString()
     size = _encode_varint(len(head) + len(body.headers))
-    return b"".join((b"\x0d", session.to_bytes(4, "little"), b"\x12", size, head, body.headers, body.chunks, others))
+    sealed = b"".join((b"\x0d", session.to_bytes(4, "little"), b"\x12", size, head, body.headers, others))
+    return b"".join((body.chunks, sealed, make_seal(sealed)))
+
+
+def seal_frame(frame: pb.Frame) -> bytes:
+    """Serialises and seals a frame."""
+    data = frame.SerializeToString()
+    return data + make_seal(memoryview(data)[_skip_chunks(data) :])
+
+
+def read_frame(data: bytes) -> pb.Frame:
+    """Reads a received frame; raises Altered when it is not as it was sent. Its chunks are still to be checked."""
+    check_seal(data, "a frame", _skip_chunks(data))
+    return parse(pb.Frame, data)
+
+
+def _skip_chunks(data: bytes) -> int:
+    """Finds where the chunks end that a frame begins with; more than a message can have count as something else."""
+    at = 0
+    for _ in range(MAX_PARTS):
+        if data[at : at + 1] != b"\x1a":
+            break
+        length, start = _decode_varint(data, at + 1)
+        at = start + length
+    return at
 
 
 def serialise_chunks(payload: Payload) -> Iterator[tuple[int, int, bytes]]:

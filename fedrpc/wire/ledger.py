@@ -15,6 +15,7 @@ from fedrpc.files import Appended, explain_damage, read_lines, write_atomically
 from fedrpc.wire.frames import Inline, count_field_bytes, count_message_bytes
 from fedrpc.wire.kinds import DIRECTIONS, Direction, Kind
 from fedrpc.wire.message import part
+from fedrpc.wire.sealing import SEAL_BYTES
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 SESSION = "session"  # joins, receipts, heartbeats, ledger exchange and privacy rows
@@ -86,17 +87,16 @@ class Attempt:
 
         Args:
             inline: The chunks in it, which count under their own kinds.
-            other_bytes: The bytes of the fields in it that belong to the session.
+            other_bytes: The bytes of the fields in it that belong to the session, without the seal, which does so, too.
 
         Returns:
             The session's rows.
         """
         session = Attempt(self.round, SESSION, self.direction, self.client)
-        own = count_message_bytes(serialised_bytes) - other_bytes
+        own = count_message_bytes(serialised_bytes)
+        own -= session._add_inline(Kind.ENVELOPE, other_bytes + SEAL_BYTES, 0)
         for kind, size, tensor_bytes in inline:
             own -= self._add_inline(kind, size, tensor_bytes)
-        if other_bytes:
-            session._add_inline(Kind.ENVELOPE, other_bytes, 0)
         self._get_sums(Kind.ENVELOPE).add(Sums(0, own, 1))
         return session.rows
 
@@ -121,7 +121,7 @@ def count_session(round_index: int, direction: Direction, client: int, serialise
 
 
 def count_other_fields(frame: pb.Frame) -> int:
-    """Counts the bytes of the fields in a frame that belong to the session and not to its message."""
+    """Counts the bytes of the fields in a frame that belong to the session and not to its message; not the seal's."""
     return sum(count_field_bytes(value) for field, value in frame.ListFields() if field.name in _SESSION_FIELDS)
 
 

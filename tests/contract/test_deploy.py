@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import typer.main
 import yaml
+from cryptography import x509
 
 from fedrpc import cli, errors
 from fedrpc.config import LimitsConfig, build
@@ -25,13 +26,13 @@ from fedrpc.deploy.shape import Deployment
 from fedrpc.server.app import SERVICE
 from fedrpc.server.mailbox import Mailbox
 from fedrpc.server.roster import Roster
+from fedrpc.tls.certs import make_certificates
+from fedrpc.tls.endpoint import check_pem
 from tests.contract.kustomize import DEPLOY, KEPT, OVERLAYS, RENDERED, ROOT, Manifest, built, kept, program
 
 ANEW = "build them anew: python -m tests.contract.kustomize"
 VERSIONS = ("1.29", "1.33", "latest")  # 1.29 is the first whose Job has all that ours uses
-FOREIGN = {("cert-manager.io/v1", kind) for kind in ("Certificate", "Issuer")} | {
-    ("monitoring.coreos.com/v1", "ServiceMonitor")
-}
+FOREIGN = {("monitoring.coreos.com/v1", "ServiceMonitor")}
 needs_kustomize = pytest.mark.skipif(program() is None, reason="neither kubectl nor kustomize is here")
 
 
@@ -59,9 +60,6 @@ def test_an_overlay_fits_a_run_of_somebody_elses(overlay: str, tmp_path: Path) -
     (folder / "base" / "run.yaml").write_text(render(run))
     documents = [each for each in yaml.safe_load_all(built(folder / "overlays" / overlay)) if each]
     check_consistent(documents)
-    if overlay == "mtls":
-        [server] = [d for d in documents if d["kind"] == "Certificate" and d["metadata"]["name"] == "fedrpc-server"]
-        assert server["spec"]["dnsNames"] == ["other-server"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -244,25 +242,52 @@ def test_gpu_clients_take_a_gpu_and_nothing_else_in_its_place() -> None:
     assert parsed("client", pods(kept("cpu"))["client"], JOB_COMPLETION_INDEX="0")["device"] == "cpu"
 
 
-def test_mutual_tls_uses_the_certificates_that_are_made() -> None:
-    documents = kept("mtls")
-    made = {d["metadata"]["name"]: d["spec"] for d in documents if d["kind"] == "Certificate"}
-    server, client = (
-        parsed("server", pods(documents)["server"]),
-        parsed("client", pods(documents)["client"], JOB_COMPLETION_INDEX="0"),
-    )
-    for name, template in pods(documents).items():
-        [volume] = [volume for volume in template["spec"]["volumes"] if volume["name"] == "tls"]
-        assert volume["secret"]["secretName"] == made[f"fedrpc-{name}"]["secretName"]
-    assert made["fedrpc-server"]["dnsNames"] == [client["server"].partition(":")[0]]
-    assert server["tls_client_name"] == made["fedrpc-client"]["commonName"]
-    assert {path.name for path in (server["tls_cert"], server["tls_key"], server["tls_client_ca"])} == {
-        "tls.crt",
-        "tls.key",
-        "ca.crt",
-    }
-    assert {client[name].name for name in ("tls_ca", "tls_cert", "tls_key")} == {"tls.crt", "tls.key", "ca.crt"}
-    assert {made[f"fedrpc-{name}"]["issuerRef"]["name"] for name in ("server", "client")} == {"fedrpc-ca"}
+def find_files(template: Manifest, folder: Path, **env: str) -> dict[str, Path]:
+    """What a pod sees of a secret with the files of `folder`, by the path in its container."""
+    [volume] = [volume for volume in template["spec"]["volumes"] if volume["name"] == "tls"]
+    assert volume["secret"]["defaultMode"] == 0o440, "for the pod's group, which is its user's alone"
+    found = {}
+    for mount in main(template)["volumeMounts"]:
+        if mount["name"] == "tls":
+            inner = mount.get("subPathExpr", mount.get("subPath", ""))
+            for name, value in env.items():
+                inner = inner.replace(f"$({name})", value)
+            whole = [(mount["mountPath"], folder / inner)]
+            whole = whole if inner else [(f"{mount['mountPath']}/{path.name}", path) for path in folder.iterdir()]
+            found |= dict(whole)
+    return found
+
+
+def test_with_mutual_tls_each_pod_has_its_own_certificate_and_sees_no_other(tmp_path: Path) -> None:
+    """The files that `fedrpc certs` makes, in the secrets that deploy/README.md makes of them."""
+    templates = pods(kept("mtls"))
+    client = parsed("client", templates["client"], JOB_COMPLETION_INDEX="0")
+    host = client["server"].partition(":")[0]
+    make_certificates(tmp_path, [host], clients=10, clients_per_pod=1)
+    secrets = {"server": tmp_path / "server-secret", "client": tmp_path / "client-secret"}
+    copied = {"server": ["ca.pem", "server.pem", "server.key"], "client": ["ca.pem", "pods"]}
+    for name, folder in secrets.items():
+        folder.mkdir()
+        for path in (tmp_path / item for item in copied[name]):
+            for file in path.iterdir() if path.is_dir() else [path]:
+                shutil.copy(file, folder)
+    server = parsed("server", templates["server"])
+    seen = find_files(templates["server"], secrets["server"])
+    credentials = [seen[str(server[name])] for name in ("tls_client_ca", "tls_cert", "tls_key")]
+    check_pem(*credentials)
+    assert server["tls_client_name"] == "client-{client}"
+    assert not server["allow_new_keys"], "keys outlive pods"
+    for pod in range(10):
+        seen = find_files(templates["client"], secrets["client"], JOB_COMPLETION_INDEX=str(pod))
+        check_pem(*(seen[str(client[name])] for name in ("tls_ca", "tls_cert", "tls_key")))
+        assert {path.name for path in seen.values()} == {"ca.pem", f"{pod}.pem", f"{pod}.key"}
+        certificate = x509.load_pem_x509_certificate(seen[str(client["tls_cert"])].read_bytes())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert names.get_values_for_type(x509.DNSName) == [f"pod-{pod}", f"client-{pod}"]
+
+
+def test_without_certificates_a_pod_that_takes_anothers_index_may_have_a_new_key() -> None:
+    assert parsed("server", pods(kept("cpu"))["server"])["allow_new_keys"]
 
 
 def test_everything_is_on_one_node_in_development() -> None:

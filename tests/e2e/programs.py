@@ -39,6 +39,7 @@ faulty = outside:Faulty
 
 [fedrpc.models]
 wide = outside:wide
+medium = outside:medium
 thin = outside:thin
 """
 

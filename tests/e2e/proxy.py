@@ -137,6 +137,11 @@ class Proxy:
             await writer.drain()
         writer.close()
 
+    def hold(self, after: int) -> None:
+        """Stops forwarding, in each connection from now on, after this many bytes up."""
+        self._hold_after = after
+        self.held.clear()
+
     def pass_on(self) -> None:
         """Stops holding bytes back and cuts the held connections, as if the sender's machine had lost its power."""
         self._hold_after = None

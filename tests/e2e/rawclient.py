@@ -11,8 +11,12 @@ from typing import Any
 import grpc
 
 from fedrpc import __version__
-from fedrpc.privacy.signing import Signer
+from fedrpc.config import parse_join_config
+from fedrpc.privacy.signing import Signer, build_join_statement
+from fedrpc.tls.tokens import prove_token
+from fedrpc.wire.sealing import seal
 from fedrpc.wire.v2 import coordinator_pb2 as pb
+from tests.altered import reseal
 
 SERVICE = "fedrpc.wire.v2.Coordinator"
 SCHEMA_DIGEST = hashlib.sha256(pb.DESCRIPTOR.serialized_pb).digest()
@@ -42,7 +46,7 @@ class RawStream:
 
     def send(self, frame: pb.Frame | bytes) -> None:
         """Sends a frame, or any bytes instead of one."""
-        self._up.put(frame if isinstance(frame, bytes) else frame.SerializeToString())
+        self._up.put(frame if isinstance(frame, bytes) else reseal(frame))
 
     def receive(self, timeout_s: float = TIMEOUT_S) -> pb.Frame:
         """Receives the next frame; raises what ended the stream, or TimeoutError."""
@@ -86,11 +90,17 @@ class RawClient:
         address: HOST:PORT.
         credentials: For TLS.
         signer: The key that it joins with; a new one when None.
+        token: Its join token.
     """
 
     def __init__(
-        self, address: str, credentials: grpc.ChannelCredentials | None = None, signer: Signer | None = None
+        self,
+        address: str,
+        credentials: grpc.ChannelCredentials | None = None,
+        signer: Signer | None = None,
+        token: bytes = b"",
     ) -> None:
+        self.token = token
         self.signer = signer or Signer.from_bytes(Signer.create())
         options = [("grpc.use_local_subchannel_pool", 1)]
         self.channel = (
@@ -98,6 +108,7 @@ class RawClient:
             if credentials
             else grpc.insecure_channel(address, options)
         )
+        self._greet = self.channel.unary_unary(f"/{SERVICE}/Greet")
         self._join = self.channel.unary_unary(f"/{SERVICE}/Join")
         self._connect = self.channel.stream_stream(f"/{SERVICE}/Connect")
         self._streams: list[RawStream] = []
@@ -114,19 +125,34 @@ class RawClient:
         """Join with any bytes."""
         return self._join(data, timeout=TIMEOUT_S)
 
+    def greet(self) -> pb.GreetResponse:
+        """Asks for a challenge."""
+        return pb.GreetResponse.FromString(self._greet(seal(b""), timeout=TIMEOUT_S))
+
     def member(self, client: int, instance: str = "raw") -> pb.Member:
         """How a client names itself."""
         return pb.Member(client_id=client, instance=instance, public_key=self.signer.public_key)
 
-    def join(self, client: int, instance: str = "raw", **changes: Any) -> pb.JoinResponse:
-        """Join as a client would."""
+    def request(self, greeting: pb.GreetResponse, client: int, instance: str = "raw", **changes: Any) -> pb.JoinRequest:
+        """What a client would ask for at Join; members that are not signed yet are."""
         values = {
             "members": [self.member(client, instance)],
             "package_version": __version__,
             "schema_digest": SCHEMA_DIGEST,
+            "challenge": greeting.challenge,
         }
         request = pb.JoinRequest(**(values | changes))
-        return pb.JoinResponse.FromString(self.join_bytes(request.SerializeToString()))
+        for member in request.members:
+            said = build_join_statement(greeting.run_id, member.client_id, member.instance, greeting.challenge)
+            member.signature = member.signature or self.signer.sign(said)
+            if self.token and not member.token_proof:
+                member.token_proof = prove_token(self.token, said, member.public_key)
+        return request
+
+    def join(self, client: int, instance: str = "raw", **changes: Any) -> pb.JoinResponse:
+        """Join as a client would."""
+        request = self.request(self.greet(), client, instance, **changes)
+        return pb.JoinResponse.FromString(self.join_bytes(seal(request.SerializeToString())))
 
     def connect(self, *frames: pb.Frame | bytes) -> RawStream:
         """Opens a stream that begins with these frames."""
@@ -138,7 +164,12 @@ class RawClient:
 
     def attach(self, join: pb.JoinResponse) -> RawStream:
         """Opens a stream for the sessions of a Join."""
-        return self.connect(pb.Frame(session=join.admissions[0].session, attach=pb.Attach(token=join.token)))
+        return self.connect(pb.Frame(session=join.admissions[0].session, attach=build_attach(join)))
+
+
+def build_attach(join: pb.JoinResponse) -> pb.Attach:
+    """What a client says to take the sessions of a Join."""
+    return pb.Attach(token=join.token, config_hash=parse_join_config(join.config).hash)
 
 
 def catch_refusal(call: Any, *args: Any, **kwargs: Any) -> tuple[grpc.StatusCode, str]:

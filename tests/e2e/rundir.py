@@ -90,9 +90,9 @@ def find_repeated_ledger_keys(run: RunDir) -> list[tuple[Any, ...]]:
 
 
 def find_repeated_releases(run: RunDir) -> list[tuple[Any, ...]]:
-    """Finds releases that were charged more than once."""
+    """Finds releases that were charged more than once; parts of one kind may have rows of their own."""
     names = ("client", "round", "phase", "step", "kind")
-    counts = Counter(tuple(row[name] for name in names) for row in run.privacy)
+    counts = Counter((*(row[name] for name in names), *row["parts"]) for row in run.privacy)
     return [key for key, count in counts.items() if count > 1]
 
 

@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from fedrpc.problem import Problem
+from fedrpc.wire.sealing import seal
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.e2e.programs import Program, Programs, configuration, find_free_port, settings, wait_for
 from tests.e2e.rawclient import SERVICE, RawClient, catch_refusal
@@ -107,6 +108,7 @@ def test_fedrpc(words: str, code: int, said: str, files: Path, programs: Program
         ("--listen 127.0.0.1", CONFIG, "--listen takes HOST:PORT; '127.0.0.1'"),
         ("--listen 127.0.0.1:99999", CONFIG, "--listen takes HOST:PORT; '127.0.0.1:99999'"),
         ("--listen 127.0.0.1:0 --tls-cert file", CONFIG, "--tls-cert and --tls-key go together"),
+        ("--listen 127.0.0.1:0 --tls-client-ca file", CONFIG, "--tls-client-ca; needs --tls-cert and --tls-key"),
         ("--listen 127.0.0.1:0 --tls-cert no.pem --tls-key no.pem", CONFIG, "cannot read the certificate; no.pem"),
         ("--listen 127.0.0.1:0 --tls-cert file --tls-key file", CONFIG, "not a certificate and its key in PEM"),
     ],
@@ -285,15 +287,15 @@ def test_another_version_with_the_same_wire_is_welcome(waiting: Program) -> None
 
 
 class _Fake(grpc.GenericRpcHandler):
-    """A server that knows Join alone, or not even that."""
+    """A server that knows Greet and Join alone, or not even that."""
 
     def __init__(self, join: Callable[[bytes, Any], bytes] | None) -> None:
         self._join = join
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        if self._join is None or details.method != f"/{SERVICE}/Join":
-            return None
-        return grpc.unary_unary_rpc_method_handler(self._join)
+        known = {f"/{SERVICE}/Greet": lambda *_: b"", f"/{SERVICE}/Join": self._join} if self._join else {}
+        found = known.get(details.method)
+        return grpc.unary_unary_rpc_method_handler(found) if found else None
 
 
 @contextlib.contextmanager
@@ -353,14 +355,18 @@ def test_a_server_that_serves_something_else(
         "method_digest": problem.schema_digest(),
         "package_version": "0.0.1",
     }
-    answer = pb.JoinResponse(**(right | changes)).SerializeToString()
+    answer = seal(pb.JoinResponse(**(right | changes)).SerializeToString())
     with _fake(lambda *_: answer) as address:
         assert_one_line(_client(programs, address, 0, tmp_path / "state"), code, *said.split("; "))
 
 
 def test_an_answer_to_join_that_is_none(tmp_path: Path, programs: Programs) -> None:
-    with _fake(lambda *_: b"\xff" * 40) as address:
-        assert_one_line(_client(programs, address, 0, tmp_path / "state"), PROTOCOL, "are not a JoinResponse")
+    for answer, said in (
+        (b"\xff" * 40, "the answer to Join was changed on its way: 40 bytes without a hash"),
+        (seal(b"\xff" * 40), "74 bytes are not a JoinResponse"),
+    ):
+        with _fake(lambda *_, answer=answer: answer) as address:
+            assert_one_line(_client(programs, address, 0, tmp_path / "state"), PROTOCOL, said)
 
 
 def test_something_that_is_no_server_at_all(tmp_path: Path, programs: Programs) -> None:

@@ -80,7 +80,7 @@ def test_a_server_stays_after_the_end_and_tells_late_clients(tmp_path: Path, pro
     """Its figures are those of the run directory, and a server that is started anew, as after an eviction, knows."""
     pytest.importorskip("prometheus_client")
     out, metrics = RunDir(tmp_path / "run"), f"127.0.0.1:{find_free_port()}"
-    words = ["--linger", "--metrics-listen", metrics, *settings(clients=1, rounds=2)]
+    words = ["--linger", "--allow-new-keys", "--metrics-listen", metrics, *settings(clients=1, rounds=2)]
     server = programs.server(out.path, *words)
     programs.client(server.address(), 0, tmp_path / "state").wait_for_success()
     wait_for("the server lingers", lambda: server.read_log("lingering"))

@@ -41,6 +41,7 @@ pytestmark = pytest.mark.timeout(600)
 SEED, NUM_DRAWN = 17, 12  # of the cases that always run
 WAYS = ("flip", "cut", "remove")
 NAME = "tiny-for-damage"
+Act = Callable[[Path, RunConfig], str | None]
 
 
 @dataclass(frozen=True)
@@ -163,14 +164,14 @@ def judge(act: Callable[[], str | None], expected: str) -> str:
     return "same" if found in (None, expected) else f"another model: {found}"
 
 
-def check(original: Path, act: Callable[[Path], str | None], cases: list[Case], folder: Path) -> dict[Case, str]:
+def check(original: Path, act: Act, cases: list[Case], folder: Path, config: RunConfig) -> dict[Case, str]:
     """What came of every case that is wrong, and how many were refused and the same."""
     expected = json.loads((original.parent / "run" / "summary.json").read_text())["model_sha256"]
     found = {}
     for number, case in enumerate(cases):
         copy = shutil.copytree(original, folder / str(number))
         case.apply(copy)
-        found[case] = judge(lambda copy=copy: act(copy), expected)
+        found[case] = judge(lambda copy=copy: act(copy, config), expected)
         shutil.rmtree(copy, ignore_errors=True)
     return found
 
@@ -181,39 +182,44 @@ def assert_clear(found: dict[Case, str]) -> None:
     assert set(found.values()) == {"same", "refused"}
 
 
+# What is done with a run that may be damaged; each returns the model's hash, if it has one
+
+
+def resume(copy: Path, config: RunConfig) -> str:
+    return str(play(copy, config)["model_sha256"])
+
+
+def look(copy: Path, config: RunConfig) -> str:
+    found = resume(copy, config)
+    show_finished([copy], Console(file=io.StringIO()))
+    return found
+
+
+def study(copy: Path, _: RunConfig) -> None:
+    show_audit(copy, audit_run(copy), Console(file=io.StringIO()))
+    collect_spending(copy)
+
+
+def open_for_attack(copy: Path, _: RunConfig) -> str:
+    past = PastRun(Request(copy), CPU)
+    CheckpointFolder(copy / "checkpoints").load()
+    for client in past.clients:
+        client.store.get("anything", Global)
+    return hash_model(past.weights)
+
+
 def test_what_is_resumed_comes_to_the_same_model_or_says_why_not(
     interrupted: Path, config: RunConfig, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    def resume(copy: Path) -> str:
-        return str(play(copy, config)["model_sha256"])
-
     everything = pytestconfig.getoption("--slow")
     cases = draw(list_cases(interrupted, 3 if everything else 1), everything)
-    assert_clear(check(interrupted, resume, cases, tmp_path))
+    assert_clear(check(interrupted, resume, cases, tmp_path, config))
 
 
 def test_what_is_finished_is_shown_as_it_was_or_not_at_all(
     finished: Path, config: RunConfig, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    quiet = Console(file=io.StringIO())
-
-    def look(copy: Path) -> str:
-        result = play(copy, config)
-        show_finished([copy], quiet)
-        return str(result["model_sha256"])
-
-    def study(copy: Path) -> None:
-        show_audit(copy, audit_run(copy), quiet)
-        collect_spending(copy)
-
-    def open_for_attack(copy: Path) -> str:
-        past = PastRun(Request(copy), CPU)
-        CheckpointFolder(copy / "checkpoints").load()
-        for client in past.clients:
-            client.store.get("anything", Global)
-        return hash_model(past.weights)
-
     everything = pytestconfig.getoption("--slow")
     cases = draw(list_cases(finished, 3 if everything else 1), everything)
     for act in (look, study, open_for_attack):
-        assert_clear(check(finished, act, cases, tmp_path))
+        assert_clear(check(finished, act, cases, tmp_path, config))

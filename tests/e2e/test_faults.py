@@ -269,11 +269,14 @@ def test_a_round_below_quorum_ends_the_server_and_can_be_played_again(
 def test_a_client_that_lost_its_store_goes_on_with_the_servers_copy_of_its_account(
     tmp_path: Path, programs: Programs, gates: Gates, finished: RunDir
 ) -> None:
-    """Killed in round 1 and its folder removed: it is somebody new to the server, with the old one's privacy rows."""
+    """Killed in round 1 and its folder removed: it is somebody new to the server, with the old one's privacy rows.
+
+    Somebody with another key; the server was told to allow that.
+    """
     out = RunDir(tmp_path / "run")
     words = settings(method="gated", params__gates=str(gates.folder), limits__grace_s=0.5)
     gates.shut("client-1-1")
-    server = programs.server(out.path, *words)
+    server = programs.server(out.path, "--allow-new-keys", *words)
     clients = programs.clients(server.address(), NUM_CLIENTS, tmp_path / "state")
     gates.wait("client-1-1")
     clients[1].kill()

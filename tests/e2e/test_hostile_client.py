@@ -12,10 +12,11 @@ import grpc
 import pytest
 
 from fedrpc.server.rounds import make_task_id
+from fedrpc.wire.sealing import seal
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.chain import Chain
 from tests.e2e.programs import Gates, Program, Programs, settings, wait_for
-from tests.e2e.rawclient import SERVICE, RawClient, RawStream, catch_refusal
+from tests.e2e.rawclient import SERVICE, RawClient, RawStream, build_attach, catch_refusal
 from tests.e2e.rundir import RunDir, find_broken_links, find_repeated_ledger_keys, find_repeated_releases
 
 pytestmark = pytest.mark.timeout(180)
@@ -48,7 +49,9 @@ def target(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs, 
     gates.shut("client-0-0")
     for client in (0, 1):
         shared_programs.client(server.address(), client, state).wait_for_join()
-    yield Target(server, out, Chain(2, (out.path / "run_id").read_text()))
+    chain = Chain(2, (out.path / "run_id").read_text())
+    (state / "2" / "signing.key").write_bytes(chain.secret)
+    yield Target(server, out, chain)
     assert server.code is None, server.err
     gates.open_all()
     shared_programs.client(server.address(), 2, state)
@@ -159,10 +162,11 @@ def _assert_refused(receipt: pb.Receipt, said: str) -> None:
 
 @pytest.mark.parametrize("data", [b"\xff" * 40, b"\x0a\xff\xff\xff\xff\x7f", b"\0"])
 def test_garbage_instead_of_messages(data: bytes, attack: Attack) -> None:
-    assert catch_refusal(attack.raw.join_bytes, data)[0] == INVALID
-    assert catch_refusal(attack.raw.connect(data).wait_for_end)[0] == INVALID
+    for said, code in ((data, grpc.StatusCode.DATA_LOSS), (seal(data), INVALID)):
+        assert catch_refusal(attack.raw.join_bytes, said)[0] == code
+        assert catch_refusal(attack.raw.connect(said).wait_for_end)[0] == code
     attack.stream.send(data)
-    assert catch_refusal(attack.stream.wait_for_end)[0] == INVALID
+    assert catch_refusal(attack.stream.wait_for_end)[0] == grpc.StatusCode.DATA_LOSS
 
 
 def test_frames_before_the_stream_is_attached(attack: Attack) -> None:
@@ -189,10 +193,21 @@ def test_sessions_of_others_and_of_nobody(session: int, field: str, attack: Atta
 
 @pytest.mark.parametrize("token", [b"", b"\0" * 16, "the same again"])
 def test_tokens_that_open_nothing(token: bytes | str, attack: Attack) -> None:
-    said = attack.join.token if isinstance(token, str) else token
-    stream = attack.raw.connect(attack.frame(attach=pb.Attach(token=said)))
+    attach = build_attach(attack.join)
+    if isinstance(token, bytes):
+        attach.token = token
+    stream = attack.raw.connect(attack.frame(attach=attach))
     assert catch_refusal(stream.wait_for_end) == (UNKNOWN, "unknown token; join again")
     assert attack.count_receipts() == 0
+
+
+def test_a_client_that_trains_with_another_configuration(attack: Attack) -> None:
+    join = attack.raw.join(2, INSTANCE)
+    attach = pb.Attach(token=join.token, config_hash="0" * 16)
+    stream = attack.raw.connect(pb.Frame(session=join.admissions[0].session, attach=attach))
+    code, said = catch_refusal(stream.wait_for_end)
+    assert code == grpc.StatusCode.FAILED_PRECONDITION
+    assert f"expected the hash {build_attach(join).config_hash}, got {'0' * 16}; start it anew" in said
 
 
 def test_fields_that_only_a_server_sends(attack: Attack) -> None:
@@ -226,11 +241,12 @@ def test_a_stream_whose_session_was_replaced(attack: Attack) -> None:
 
 
 def test_many_streams_at_once_and_gone_again(attack: Attack) -> None:
-    for stream in [attack.raw.connect() for _ in range(20)]:
+    """Fewer than a connection may have: who reads none of them would wait for himself."""
+    for stream in [attack.raw.connect() for _ in range(12)]:
         stream.cancel()
-    with RawClient(attack.target.server.address()) as raw:
-        left = [raw.connect(pb.Frame(attach=pb.Attach(token=raw.join(2, INSTANCE).token))) for _ in range(20)]
-        assert len(left) == 20
+    with RawClient(attack.target.server.address(), signer=attack.target.chain.signer) as raw:
+        left = [raw.connect(pb.Frame(attach=build_attach(raw.join(2, INSTANCE)))) for _ in range(12)]
+        assert len(left) == 12
     assert _join(attack.target, attack.raw).task.task_id == attack.task.task_id
 
 

@@ -5,10 +5,8 @@ Some points, drawn by a seed, are tried each time; `--slow` tries more of them.
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,10 @@ from typing import Any
 import pytest
 
 from fedrpc.config import RunConfig, build
-from fedrpc.errors import FedrpcError
 from fedrpc.models import MODELS
 from fedrpc.server.evaluation import Evaluator
+from tests.e2e.camera import Camera, resume
 from tests.e2e.in_process import play
-from tests.e2e.rundir import RunDir, find_broken_links, find_repeated_ledger_keys, find_repeated_releases
 from tests.fakes import registered, tiny
 from tests.toys import ToyMpgan
 
@@ -53,74 +50,6 @@ def config(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield build(SMALL | RUNS[request.param])
 
 
-class Camera:
-    """Copies a run directory as a kill of its server leaves it, around each write of the server.
-
-    Args:
-        out: The run directory.
-        copies: Where the copies go.
-    """
-
-    def __init__(self, out: Path, copies: Path) -> None:
-        self._out, self._copies = out, copies
-        self._lock = threading.Lock()
-        self.places: list[str] = []
-
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Watches what reaches the disk."""
-        write = os.write
-        patch.setattr(os, "write", lambda fd, data: self._tear(write, fd, data))
-        for name in ("fsync", "ftruncate"):
-            patch.setattr(os, name, self._around(getattr(os, name), name))
-        patch.setattr(Path, "replace", self._around(Path.replace, "replace"))
-
-    def _around(self, function: Any, name: str) -> Any:
-        def call(what: Any, *args: Any) -> Any:
-            path = what if isinstance(what, Path) else _find_path(what)
-            self._take(f"before {name}", path)
-            result = function(what, *args)
-            self._take(f"after {name}", path)
-            return result
-
-        return call
-
-    def _tear(self, write: Any, fd: int, data: Any) -> int:
-        """Writes in two pieces: a kill may come between them."""
-        path = _find_path(fd)
-        if not self._is_servers(path):
-            return write(fd, data)
-        self._take("before write", path)
-        written = write(fd, data[: len(data) // 2])
-        self._take("within write", path)
-        if written == len(data) // 2:
-            written += write(fd, data[written:])
-        self._take("after write", path)
-        return written
-
-    def _is_servers(self, path: Path) -> bool:
-        return path.is_relative_to(self._out) and "clients" not in path.relative_to(self._out).parts
-
-    def _take(self, what: str, path: Path) -> None:
-        if not self._is_servers(path):
-            return
-        with self._lock:
-            copy = self._copies / str(len(self.places))
-            try:  # clients last: they live on when their server is killed
-                shutil.copytree(self._out, copy, ignore=shutil.ignore_patterns("clients"))
-                if (self._out / "clients").exists():
-                    shutil.copytree(self._out / "clients", copy / "clients")
-                self.places.append(f"{what} {path.relative_to(self._out)}")
-            except (OSError, shutil.Error):  # another thread has just removed a file
-                shutil.rmtree(copy, ignore_errors=True)
-
-
-def _find_path(fd: int) -> Path:
-    try:
-        return Path(os.readlink(f"/proc/self/fd/{fd}"))
-    except OSError:
-        return Path("/nowhere")
-
-
 def test_a_kill_at_any_write_changes_neither_the_model_nor_the_methods_bytes(
     tmp_path: Path, config: RunConfig, pytestconfig: pytest.Config
 ) -> None:
@@ -136,20 +65,6 @@ def test_a_kill_at_any_write_changes_neither_the_model_nor_the_methods_bytes(
     wrong = []
     for number, place in places:
         copy = copies / str(number)
-        try:
-            result = play(copy, config)
-        except FedrpcError as error:
-            wrong.append(f"{number}, {place}: {error}")
-            continue
-        found = RunDir(copy)
-        kept = (result["model_sha256"], result["bytes"]["method"], result["privacy"])
-        if kept != (undisturbed["model_sha256"], undisturbed["bytes"]["method"], undisturbed["privacy"]):
-            wrong.append(f"{number}, {place}: another model, or other bytes or privacy")
-        repeated = [*find_repeated_ledger_keys(found), *find_repeated_releases(found), *find_broken_links(found)]
-        if repeated or result["ledger_check"]["differing"]:
-            wrong.append(f"{number}, {place}: {repeated} {result['ledger_check']}")
-        total = result["bytes"]["total"]
-        if any(total[side]["kernel"] < total[side]["message"] for side in ("down", "up")):
-            wrong.append(f"{number}, {place}: fewer bytes in the kernel than in messages")
-        shutil.rmtree(copy)
+        wrong += [f"{number}, {place}: {what}" for what in resume(copy, config, undisturbed)]
+        shutil.rmtree(copy, ignore_errors=True)
     assert not wrong, "\n".join(wrong)

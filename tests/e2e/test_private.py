@@ -45,7 +45,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs) 
     out = RunDir(folder / "run")
     words = settings(method="gated", params__gates=str(gates.folder), limits__grace_s=0.5, **PRIVATE)
     gates.shut("client-1-5", "client-1-12")
-    server = programs.server(out.path, *words)
+    server = programs.server(out.path, "--allow-new-keys", *words)
     clients = programs.clients(server.address(), 2, folder / "state")
     gates.wait("client-1-5")
     clients[1].kill()  # and waits: until it is gone, nobody else can be client 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from fedrpc.privacy.signing import Signer
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.e2e.programs import NUM_CLIENTS, Program, Programs, settings
 from tests.e2e.rawclient import SERVICE, TIMEOUT_S, RawClient, catch_refusal
 from tests.e2e.rundir import RunDir, read_rows
@@ -157,6 +160,26 @@ def test_a_certificate_of_another_client_is_refused(
     assert_one_line(ended, CONFIG, "the certificate is for", "client-1", "not for client-0")
 
 
+def test_a_token_is_good_only_over_the_certificate_that_it_was_given_over(
+    certificates: Certificates, tmp_path: Path, programs: Programs
+) -> None:
+    """A client that got hold of another's token cannot speak for it; the other still can."""
+    asked = ["--tls-client-ca", str(certificates.folder / "ca.pem"), *certificates.named("server")]
+    address = programs.server(tmp_path / "run", *asked, *settings()).address()
+    owner = Signer.from_pem((certificates.folder / "client-0.key").read_bytes(), "client-0.key")
+    with (
+        RawClient(address, certificates.credentials("client-0"), owner) as raw,
+        RawClient(address, certificates.credentials("client-1")) as thief,
+    ):
+        joined = raw.join(0)
+        code, words = catch_refusal(thief.attach(joined).wait_for_end)
+        assert code == grpc.StatusCode.FAILED_PRECONDITION
+        assert "the token was given over another certificate: expected SHA-256" in words
+        stream = raw.attach(joined)
+        stream.send(pb.Frame(session=joined.admissions[0].session, heartbeat=pb.Heartbeat()))
+        stream.receive_until("heartbeat")
+
+
 def test_a_client_signs_with_the_key_of_its_certificate(mutual: Served, certificates: Certificates) -> None:
     with RawClient(mutual.program.address(), certificates.credentials("client-0")) as raw:
         code, words = catch_refusal(raw.join, 0)
@@ -197,6 +220,29 @@ def test_one_certificate_for_all_clients_when_the_server_says_so(
     clients = [programs.client(address, i, tmp_path / "state", *certificates.words("pods")) for i in range(2)]
     for program in (server, *clients):
         program.wait_for_success()
+
+
+@pytest.mark.parametrize(
+    ("listen", "words", "said"),
+    [
+        ("127.0.0.1:0", (), grpc.StatusCode.OK),
+        ("127.0.0.1:0", ("--no-reflection",), grpc.StatusCode.UNIMPLEMENTED),
+        ("0.0.0.0:0", (), grpc.StatusCode.UNIMPLEMENTED),
+        ("0.0.0.0:0", ("--reflection",), grpc.StatusCode.OK),
+    ],
+)
+def test_beyond_loopback_the_services_are_described_only_if_the_server_says_so(
+    listen: str, words: tuple[str, ...], said: grpc.StatusCode, tmp_path: Path, programs: Programs
+) -> None:
+    server = programs.server(tmp_path / "run", "--insecure", *words, *settings(), listen=listen)
+    port = server.address().rpartition(":")[2]
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        question = reflection_pb2.ServerReflectionRequest(list_services="")
+        call = stub.ServerReflectionInfo(iter([question]), timeout=TIMEOUT_S)
+        with contextlib.suppress(grpc.RpcError):
+            assert len(list(call)) == 1
+        assert call.code() == said
 
 
 def test_tls_without_client_certificates(certificates: Certificates, tmp_path: Path, programs: Programs) -> None:

@@ -14,7 +14,7 @@ from tests.e2e.programs import PATIENCE_S, wait_for
 
 PROTOS = Path(__file__).parents[2] / "protos"
 _PREFIX_BYTES = 5  # of gRPC, before each message
-_OWN_FIELDS = ("session", "envelope", "chunks", "hash")  # of a frame; all others belong to the session
+_OWN_FIELDS = ("session", "envelope", "chunks")  # of a frame; all others belong to the session
 
 Booked = Counter[tuple[str, str, str]]  # bytes by (phase, direction, kind)
 

@@ -8,6 +8,7 @@ import pytest
 
 from fedrpc import config
 from fedrpc.errors import ConfigError, UnknownName
+from fedrpc.methods import METHODS
 
 
 def test_explicit_defaults_are_the_same_run() -> None:
@@ -102,6 +103,23 @@ def test_every_recipe_is_a_run() -> None:
     assert "quickstart" in config.list_recipes()
     for name in config.list_recipes():
         assert config.build(config.read_recipe(name)).rounds > 0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *({"method": name} for name in METHODS),
+        {"server_optimizer": "adam", "train": {"lr": 0.1 + 0.2}},
+        {"privacy": {"dp_sgd": {"noise_multiplier": 1.1, "max_grad_norm": 1}}},
+        {"dataset": "a name with \u00e4 and \u2028", "seed": 2**62},
+    ],
+    ids=str,
+)
+def test_a_client_computes_the_hash_that_the_server_has(values: dict[str, object]) -> None:
+    ours = config.build(values)
+    theirs = config.parse_join_config(ours.dump_for_join())
+    assert theirs.hash == ours.hash
+    assert theirs.model_copy(update={"seed": 1}).hash != ours.hash
 
 
 def test_the_cohort_has_at_least_one_client() -> None:

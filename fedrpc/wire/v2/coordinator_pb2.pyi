@@ -141,15 +141,68 @@ DTYPE_FLOAT8_E5M2: DType.ValueType  # 17
 Global___DType: _TypeAlias = DType  # noqa: Y015
 
 @_typing.final
+class GreetRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HASH_FIELD_NUMBER: _builtins.int
+    hash: _builtins.bytes
+    """comes last: SHA-256 of all bytes before it, as they were sent"""
+    def __init__(
+        self,
+        *,
+        hash: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash", b"hash"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GreetRequest: _TypeAlias = GreetRequest  # noqa: Y015
+
+@_typing.final
+class GreetResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHALLENGE_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    challenge: _builtins.bytes
+    """good for one Join, for a minute"""
+    run_id: _builtins.str
+    hash: _builtins.bytes
+    """as in the request"""
+    def __init__(
+        self,
+        *,
+        challenge: _builtins.bytes = ...,
+        run_id: _builtins.str = ...,
+        hash: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge", b"challenge", "hash", b"hash", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GreetResponse: _TypeAlias = GreetResponse  # noqa: Y015
+
+@_typing.final
 class JoinRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MEMBERS_FIELD_NUMBER: _builtins.int
     PACKAGE_VERSION_FIELD_NUMBER: _builtins.int
     SCHEMA_DIGEST_FIELD_NUMBER: _builtins.int
+    CHALLENGE_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
     package_version: _builtins.str
     schema_digest: _builtins.bytes
     """SHA-256 of this file's descriptor: equal digests can talk"""
+    challenge: _builtins.bytes
+    """of a Greet before"""
+    hash: _builtins.bytes
+    """as in GreetRequest"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     def __init__(
@@ -158,10 +211,12 @@ class JoinRequest(_message.Message):
         members: _abc.Iterable[Global___Member] | None = ...,
         package_version: _builtins.str = ...,
         schema_digest: _builtins.bytes = ...,
+        challenge: _builtins.bytes = ...,
+        hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "package_version", b"package_version", "schema_digest", b"schema_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge", b"challenge", "hash", b"hash", "members", b"members", "package_version", b"package_version", "schema_digest", b"schema_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -174,21 +229,29 @@ class Member(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     PUBLIC_KEY_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    TOKEN_PROOF_FIELD_NUMBER: _builtins.int
     client_id: _builtins.int
     instance: _builtins.str
     """random, made once and kept in the client's store"""
     public_key: _builtins.bytes
     """with which its signatures are checked (SubjectPublicKeyInfo, DER)"""
+    signature: _builtins.bytes
+    """with that key, of the run's id, the client's id and instance, and the challenge"""
+    token_proof: _builtins.bytes
+    """HMAC-SHA256 of the same and the key, with the client's join token; where it has one"""
     def __init__(
         self,
         *,
         client_id: _builtins.int = ...,
         instance: _builtins.str = ...,
         public_key: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+        token_proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "instance", b"instance", "public_key", b"public_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "instance", b"instance", "public_key", b"public_key", "signature", b"signature", "token_proof", b"token_proof"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -207,6 +270,7 @@ class JoinResponse(_message.Message):
     PACKAGE_VERSION_FIELD_NUMBER: _builtins.int
     DURABLE_FIELD_NUMBER: _builtins.int
     ADMISSIONS_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
     token: _builtins.bytes
     """shows on the stream that these sessions are one's own"""
     run_id: _builtins.str
@@ -220,6 +284,8 @@ class JoinResponse(_message.Message):
     package_version: _builtins.str
     durable: _builtins.int
     """how many durable points (checkpoints) the run has reached"""
+    hash: _builtins.bytes
+    """as in the request"""
     @_builtins.property
     def admissions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Admission]:
         """in the order of the request's members"""
@@ -236,10 +302,11 @@ class JoinResponse(_message.Message):
         package_version: _builtins.str = ...,
         durable: _builtins.int = ...,
         admissions: _abc.Iterable[Global___Admission] | None = ...,
+        hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "config", b"config", "dataset_digest", b"dataset_digest", "durable", b"durable", "method_digest", b"method_digest", "package_version", b"package_version", "partition_sha256", b"partition_sha256", "run_id", b"run_id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "config", b"config", "dataset_digest", b"dataset_digest", "durable", b"durable", "hash", b"hash", "method_digest", b"method_digest", "package_version", b"package_version", "partition_sha256", b"partition_sha256", "run_id", b"run_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -326,8 +393,11 @@ class Frame(_message.Message):
     ATTACH_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     """0 in a frame of one chunk and nothing else, which belongs to the message under way"""
+    hash: _builtins.bytes
+    """comes last: SHA-256 of the bytes before it, without chunks that the frame begins with,"""
     @_builtins.property
     def envelope(self) -> Global___Envelope:
         """begins a task or a result"""
@@ -377,10 +447,11 @@ class Frame(_message.Message):
         attach: Global___Attach | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
         finished: Global___Finished | None = ...,
+        hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "envelope", b"envelope", "finished", b"finished", "grant", b"grant", "heartbeat", b"heartbeat", "privacy", b"privacy", "receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "chunks", b"chunks", "envelope", b"envelope", "finished", b"finished", "grant", b"grant", "heartbeat", b"heartbeat", "privacy", b"privacy", "receipt", b"receipt", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "chunks", b"chunks", "envelope", b"envelope", "finished", b"finished", "grant", b"grant", "hash", b"hash", "heartbeat", b"heartbeat", "privacy", b"privacy", "receipt", b"receipt", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -391,15 +462,19 @@ class Attach(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_FIELD_NUMBER: _builtins.int
+    CONFIG_HASH_FIELD_NUMBER: _builtins.int
     token: _builtins.bytes
+    config_hash: _builtins.str
+    """of the RunConfig that the process trains with: the server refuses any but its own"""
     def __init__(
         self,
         *,
         token: _builtins.bytes = ...,
+        config_hash: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_hash", b"config_hash", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

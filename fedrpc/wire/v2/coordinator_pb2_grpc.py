@@ -36,6 +36,11 @@ class CoordinatorStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Greet = channel.unary_unary(
+                '/fedrpc.wire.v2.Coordinator/Greet',
+                request_serializer=fedrpc_dot_wire_dot_v2_dot_coordinator__pb2.GreetRequest.SerializeToString,
+                response_deserializer=fedrpc_dot_wire_dot_v2_dot_coordinator__pb2.GreetResponse.FromString,
+                _registered_method=True)
         self.Join = channel.unary_unary(
                 '/fedrpc.wire.v2.Coordinator/Join',
                 request_serializer=fedrpc_dot_wire_dot_v2_dot_coordinator__pb2.JoinRequest.SerializeToString,
@@ -51,6 +56,13 @@ class CoordinatorStub:
 class CoordinatorServicer:
     """One server serves one run. Clients sit behind NAT, so clients initiate every call.
     """
+
+    def Greet(self, request, context):
+        """Asks for what the clients of the next Join have to sign.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Join(self, request, context):
         """Opens sessions for the clients of one process. What can be refused is refused here, not in round 17.
@@ -69,6 +81,11 @@ class CoordinatorServicer:
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Greet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Greet,
+                    request_deserializer=fedrpc_dot_wire_dot_v2_dot_coordinator__pb2.GreetRequest.FromString,
+                    response_serializer=fedrpc_dot_wire_dot_v2_dot_coordinator__pb2.GreetResponse.SerializeToString,
+            ),
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
                     request_deserializer=fedrpc_dot_wire_dot_v2_dot_coordinator__pb2.JoinRequest.FromString,
@@ -90,6 +107,33 @@ def add_CoordinatorServicer_to_server(servicer, server):
 class Coordinator:
     """One server serves one run. Clients sit behind NAT, so clients initiate every call.
     """
+
+    @staticmethod
+    def Greet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedrpc.wire.v2.Coordinator/Greet',
+            fedrpc_dot_wire_dot_v2_dot_coordinator__pb2.GreetRequest.SerializeToString,
+            fedrpc_dot_wire_dot_v2_dot_coordinator__pb2.GreetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Join(request,

@@ -34,6 +34,8 @@ class CoordinatorStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CoordinatorAsyncStub: ...
+    Greet: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GreetRequest, _coordinator_pb2.GreetResponse]
+    """Asks for what the clients of the next Join have to sign."""
     Join: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.JoinRequest, _coordinator_pb2.JoinResponse]
     """Opens sessions for the clients of one process. What can be refused is refused here, not in round 17."""
     Connect: _grpc.StreamStreamMultiCallable[_coordinator_pb2.Frame, _coordinator_pb2.Frame]
@@ -44,6 +46,8 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """One server serves one run. Clients sit behind NAT, so clients initiate every call."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Greet: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GreetRequest, _coordinator_pb2.GreetResponse]  # type: ignore[assignment]
+    """Asks for what the clients of the next Join have to sign."""
     Join: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.JoinRequest, _coordinator_pb2.JoinResponse]  # type: ignore[assignment]
     """Opens sessions for the clients of one process. What can be refused is refused here, not in round 17."""
     Connect: _aio.StreamStreamMultiCallable[_coordinator_pb2.Frame, _coordinator_pb2.Frame]  # type: ignore[assignment]
@@ -51,6 +55,14 @@ class CoordinatorAsyncStub(CoordinatorStub):
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     """One server serves one run. Clients sit behind NAT, so clients initiate every call."""
+
+    @_abc_1.abstractmethod
+    def Greet(
+        self,
+        request: _coordinator_pb2.GreetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.GreetResponse, _abc.Awaitable[_coordinator_pb2.GreetResponse]]:
+        """Asks for what the clients of the next Join have to sign."""
 
     @_abc_1.abstractmethod
     def Join(

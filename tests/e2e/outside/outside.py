@@ -133,6 +133,11 @@ def wide(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 2900), nn.ReLU(), nn.Linear(2900, num_classes))
 
 
+def medium(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A network of 0.4 MB for a 28 x 28 image: the smallest kind of which the chunks have frames of their own."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 120), nn.ReLU(), nn.Linear(120, num_classes))
+
+
 def thin(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """A network of 2 kB for a 28 x 28 image, which travels in the envelope."""
     return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(math.prod(shape) // 16, num_classes))
@@ -175,11 +180,16 @@ def _note(folder: str, number: int, what: str) -> None:
 
 
 class Nudged(Gated):
-    """Every client moves the weights by a seeded step instead of training: a large model changes in no time."""
+    """Every client moves the weights by a seeded step instead of training: a large model changes in no time.
+
+    A client abstains where a gate has an `.absent` file.
+    """
 
     name = "nudged"
 
     def work(self, ctx: ClientContext, msg: Global) -> Update:
+        if ctx.params.gates and (Path(ctx.params.gates) / f"client-{ctx.client}-{ctx.round}.absent").exists():
+            ctx.abstain("this test wants it to be absent")
         step = float(ctx.rng("nudge").uniform(-0.01, 0.01))
         moved = {name: value + step if value.is_floating_point() else value for name, value in msg.weights.items()}
         return Update(moved, len(ctx.data.train), torch.zeros(1, dtype=torch.float64))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,6 +27,7 @@ from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.problem import Problem
 from fedrpc.server.app import STATUS, Servicer
 from fedrpc.server.connection import Connection
+from fedrpc.server.gatekeeper import Gatekeeper
 from fedrpc.server.mailbox import Mailbox, Missing
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import ServerContext, ServerRound
@@ -57,7 +58,9 @@ class Pipe:
         self._up: asyncio.Queue[Any] = asyncio.Queue()
         self._down: asyncio.Queue[Any] = asyncio.Queue()
         self.seen = {"up": 0, "down": 0}  # bytes of the frames that the server read and wrote
-        context = SimpleNamespace(read=self._read_up, write=self._write_down, abort=self._abort, peer=lambda: PEER)
+        context = SimpleNamespace(
+            read=self._read_up, write=self._write_down, abort=self._abort, peer=lambda: PEER, auth_context=dict
+        )
         self.serving = asyncio.ensure_future(serve(None, context))
         self.serving.add_done_callback(lambda _: self._down.put_nowait(grpc.aio.EOF))
 
@@ -111,14 +114,21 @@ class Hub:
         )
         coordinator = cast(Any, SimpleNamespace(round=0))
         sockets = Sockets(Meter(0, local=True), max_connections=100)
-        self._servicer = Servicer(self.server, self.roster, coordinator, self.book, self.privacy, self.heads, sockets)
+        kept = (self.book, self.privacy, self.heads)
+        self._servicer = Servicer(self.server, self.roster, coordinator, *kept, sockets, Gatekeeper("run", self.heads))
         self.pipes: list[Pipe] = []
         self.num_joins, self._joined = 0, {"up": 0, "down": 0}
 
+    async def greet(self, data: bytes, timeout: float) -> bytes:
+        return await self._call(self._servicer.greet, data)
+
     async def join(self, data: bytes, timeout: float) -> bytes:
         self.num_joins += 1
+        return await self._call(self._servicer.join, data)
+
+    async def _call(self, call: Callable[[bytes, Any], Awaitable[bytes]], data: bytes) -> bytes:
         try:
-            answer = await self._servicer.join(data, SimpleNamespace(auth_context=dict, peer=lambda: PEER))
+            answer = await call(data, SimpleNamespace(auth_context=dict, peer=lambda: PEER))
         except FedrpcError as error:
             raise make_error(next(code for cls, code in STATUS if isinstance(error, cls)), str(error)) from None
         self._joined["up"] += count_message_bytes(len(data))
@@ -159,7 +169,7 @@ async def hub(folder: Path, monkeypatch: pytest.MonkeyPatch, problem: Problem) -
     class InMemory(Transport):
         def __init__(self, address: str, **_: Any) -> None:
             self.address = address
-            self._join, self._connect = found.join, found.connect
+            self._greet, self._join, self._connect = found.greet, found.join, found.connect
 
         async def close(self) -> None:
             pass
@@ -223,7 +233,7 @@ async def test_processes_of_one_client_or_many_answer_alike(tmp_path, monkeypatc
 
 @asynchronous
 async def test_a_host_joins_in_groups_over_one_stream(tmp_path, monkeypatch, problem):
-    monkeypatch.setattr(app, "_MAX_JOINING", 2)
+    monkeypatch.setattr(app, "MAX_JOINING", 2)
     monkeypatch.setattr(app, "_MAX_OPEN", 1)
     async with hub(tmp_path, monkeypatch, problem) as server:
         process = start(tmp_path, 0, 1, 2)

@@ -24,6 +24,18 @@ def test_a_client_is_the_same_after_a_restart(tmp_path):
     again.release()
 
 
+def test_only_its_user_may_read_what_a_client_is(tmp_path):
+    before = os.umask(0o022)
+    try:
+        (tmp_path / "3").mkdir()  # made by whoever opened its log
+        Identity(tmp_path, 3).release()
+    finally:
+        os.umask(before)
+    folder = tmp_path / "3"
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (folder, folder / "instance", folder / "signing.key")}
+    assert modes == {"3": 0o700, "instance": 0o600, "signing.key": 0o600}
+
+
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"a b", b"a\x00b"])
 def test_a_damaged_instance_is_one_line(tmp_path, data):
     Identity(tmp_path, 3).release()

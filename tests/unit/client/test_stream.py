@@ -17,9 +17,11 @@ from fedrpc.client.transport import Failure, Receipt, SignedRows, Stream, Task
 from fedrpc.errors import Diverged, FedrpcError, MethodFailed, Unavailable, WireError
 from fedrpc.wire.codec import decode, encode
 from fedrpc.wire.envelope import Envelope
-from fedrpc.wire.frames import SMALL_BYTES, count_message_bytes, serialise_file
+from fedrpc.wire.frames import SMALL_BYTES, count_message_bytes, read_chunk, seal_frame, serialise_file
 from fedrpc.wire.ledger import Rows, merge
+from fedrpc.wire.sealing import SEAL_BYTES, seal
 from fedrpc.wire.v2 import coordinator_pb2 as pb
+from tests.altered import alter, list_paths, reseal, serialise_altered
 from tests.fakes import asynchronous, frames_of
 from tests.unit.server.clock import Clock
 from tests.unit.wire.messages import One, same
@@ -51,7 +53,7 @@ class Call:
     def say(self, *frames: pb.Frame | bytes) -> None:
         """The server sends frames."""
         for frame in frames:
-            self._down.put_nowait(frame if isinstance(frame, bytes) else frame.SerializeToString())
+            self._down.put_nowait(frame if isinstance(frame, bytes) else reseal(frame))
 
     def hang_up(self) -> None:
         """The server ends the stream."""
@@ -111,7 +113,7 @@ class Line:
         self.running: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def begin(self) -> None:
-        await self.stream.attach(b"token", {1: self.one, 2: self.two})
+        await self.stream.attach(b"token", "config", {1: self.one, 2: self.two})
         self.running = asyncio.ensure_future(self.stream.run())
 
     async def ended(self) -> str:
@@ -154,16 +156,18 @@ def task_frames(message: Any, session: int = 1) -> list[bytes]:
 
 
 def count(frames: Sequence[bytes]) -> int:
-    return sum(count_message_bytes(len(data)) for data in frames)
+    """The bytes of a message's frames, without the seals, which belong to the session."""
+    return sum(count_message_bytes(len(data)) - (0 if read_chunk(data) else SEAL_BYTES) for data in frames)
 
 
 # Tasks
 
 
 @asynchronous
-async def test_the_first_frame_shows_the_token():
+async def test_the_first_frame_shows_the_token_and_with_what_the_process_trains():
     async with line() as wire:
-        assert pb.Frame.FromString(wire.call.sent[0]) == pb.Frame(session=1, attach=pb.Attach(token=b"token"))
+        wanted = pb.Frame(session=1, attach=pb.Attach(token=b"token", config_hash="config"))
+        assert wire.call.sent[0] == seal_frame(wanted)
 
 
 @pytest.mark.parametrize("message", [SMALL, LARGE], ids=["small", "large"])
@@ -210,12 +214,13 @@ def damaged() -> list[bytes]:
 @pytest.mark.parametrize(
     ("frames", "why"),
     [
-        ([b"\xff\xff"], "not a Frame"),
+        ([b"\xff\xff"], "a frame was changed on its way"),
+        ([seal(b"\xff\xff")], "not a Frame"),
         (task_frames(SMALL, session=9), "not of this stream"),
         (task_frames(LARGE)[1:], "no message announced"),
         (damaged(), "corrupted"),
     ],
-    ids=["garbage", "session", "chunk", "damaged"],
+    ids=["garbage", "sealed garbage", "session", "chunk", "damaged"],
 )
 @asynchronous
 async def test_what_breaks_the_contract_ends_the_stream(frames, why):
@@ -225,6 +230,21 @@ async def test_what_breaks_the_contract_ends_the_stream(frames, why):
             await wire.ended()
         assert wire.call.cancelled
         assert wire.one.tasks == []
+
+
+@pytest.mark.parametrize("path", list_paths(pb.Frame))
+@pytest.mark.parametrize("message", [SMALL, LARGE], ids=["small", "large"])
+@asynchronous
+async def test_a_task_that_was_changed_on_its_way_is_never_taken(message, path):
+    """Whatever field it is: the stream ends, and the server sends the task again over the next one."""
+    head, *chunks = task_frames(message)
+    for altered in alter(pb.Frame.FromString(reseal(pb.Frame.FromString(head))), path):
+        async with line() as wire:
+            wire.call.say(serialise_altered(altered), *chunks)
+            with pytest.raises(WireError):
+                await wire.ended()
+            assert wire.one.tasks == wire.two.tasks == []
+            assert wire.one.cancelled == wire.two.cancelled == []
 
 
 # Results

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from fedrpc.server import connection, mailbox, roster
+from fedrpc.server import connection, gatekeeper, mailbox, roster
 
 
 class Clock(ModuleType):
@@ -21,7 +21,7 @@ class Clock(ModuleType):
     def installed(cls, monkeypatch: pytest.MonkeyPatch) -> Clock:
         """A clock that the server's time limits go by."""
         clock = cls()
-        for module in (connection, mailbox, roster):
+        for module in (connection, gatekeeper, mailbox, roster):
             monkeypatch.setattr(module, "time", clock)
         return clock
 

@@ -26,12 +26,14 @@ from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import SMALL_BYTES, count_message_bytes, parse
 from fedrpc.wire.ledger import Attempt, LedgerFile
 from fedrpc.wire.v2 import coordinator_pb2 as pb
+from tests.altered import reseal
 from tests.chain import Chain
 from tests.fakes import CPU, frames_of, received, task_of
 from tests.unit.server.clock import Clock
 from tests.unit.wire.messages import One
 
 WAIT_S = 10.0
+CONFIG_HASH = "0123456789abcdef"
 STATUS = pb.Receipt.Status
 SMALL = One(torch.arange(3.0))
 LARGE = One(torch.arange(2.0 * SMALL_BYTES))  # 2 MiB: two chunks
@@ -50,13 +52,15 @@ class Office:
         self.chains = {client: Chain(client) for client in range(num_clients)}
         server = ServerContext(cast(Any, None), "run", self.mailbox, self.spool, self.io, self.io, CPU, lambda *_: None)
         permits = [asyncio.Semaphore(told.transfers) for _ in range(2)]
-        self.desk = Desk(server, self.roster, self.book, self.privacy, self.heads, told, lambda: 0, *permits)
+        self.desk = Desk(
+            server, self.roster, self.book, self.privacy, self.heads, told, lambda: 0, *permits, config_hash=CONFIG_HASH
+        )
         self.streams: list[ClientEnd] = []
 
     async def connect(self, *clients: int) -> ClientEnd:
         """A process joins for these clients, and its stream takes their sessions."""
         stream = self.open(*clients)
-        stream.send(pb.Frame(session=stream.number(), attach=pb.Attach(token=stream.token)))
+        stream.send(pb.Frame(session=stream.number(), attach=pb.Attach(token=stream.token, config_hash=CONFIG_HASH)))
         await until(lambda: stream.connection.num_sessions == len(clients))
         return stream
 
@@ -127,7 +131,7 @@ class ClientEnd:
     def send(self, *frames: pb.Frame | bytes) -> None:
         """Sends frames."""
         for frame in frames:
-            self._up.put_nowait(frame if isinstance(frame, bytes) else frame.SerializeToString())
+            self._up.put_nowait(frame if isinstance(frame, bytes) else reseal(frame))
 
     async def _receive(self) -> bytes:
         """The next frame; raises what broke the stream, if it brings none."""
@@ -161,7 +165,7 @@ class ClientEnd:
         head, *chunks = frames_of(envelope, payload, attempt, self.number(task.client))
         first = pb.Frame.FromString(head)
         first.privacy.CopyFrom(self.chains[task.client].release(first.envelope))
-        return [first.SerializeToString(), *chunks]
+        return [reseal(first), *chunks]
 
     async def upload(self, task: Task, message: Any = LARGE) -> list[bytes]:
         """Sends the headers of a large result and waits for the grant; returns the chunks' frames."""

@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 
-from fedrpc.errors import Diverged, MethodFailed, Unavailable, WireError
+from fedrpc.errors import Altered, Diverged, MethodFailed, Refused, Unavailable, WireError
 from fedrpc.server import connection
 from fedrpc.server.mailbox import Missing
 from fedrpc.server.roster import UnknownSession
@@ -16,9 +16,11 @@ from fedrpc.server.spool import read_reply
 from fedrpc.wire.codec import decode
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import SESSION, compute_totals
+from fedrpc.wire.sealing import seal
 from fedrpc.wire.v2 import coordinator_pb2 as pb
+from tests.altered import alter, list_paths, serialise_altered
 from tests.fakes import asynchronous, task_of
-from tests.unit.server.streams import LARGE, SMALL, STATUS, linger, office, pass_time, until
+from tests.unit.server.streams import CONFIG_HASH, LARGE, SMALL, STATUS, linger, office, pass_time, until
 from tests.unit.wire.messages import One, same
 
 FIT_UP = ("fit", "up")
@@ -43,6 +45,27 @@ async def test_a_task_its_result_and_its_receipt(tmp_path, question):
         envelope, views = read_reply(task.outcome.result())
         assert same(decode(One, envelope.parts, views), SMALL)
         await stream.hang_up()
+        assert desk.count_booked() == desk.count_seen()
+
+
+@asynchronous
+async def test_an_answer_that_comes_before_its_question_is_known_to_be_sent(tmp_path):
+    """gRPC may tell of the answer's arrival first: the question is booked before it, and may be forgotten by then."""
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        stream.reading.clear()
+        task = desk.post(0)
+        await until(lambda: stream.written)
+        stream.send(*stream.frames(task))
+        await until(task.outcome.done)
+        booked = [(key.direction, key.aborted) for key in desk.book.current if key.phase == "fit"]
+        assert set(booked) == {("down", False), ("up", False)}, "a kill at this moment loses nothing"
+        task.question.forget()
+        stream.reading.set()
+        assert (await stream.receive()).envelope.task_id == task.task_id
+        assert await stream.receive_receipt() == ("ACCEPTED", task.task_id)
+        await stream.hang_up()
+        assert not any(key.aborted or key.repeated for key in desk.book.current)
         assert desk.count_booked() == desk.count_seen()
 
 
@@ -160,6 +183,22 @@ async def test_a_kill_between_booking_a_result_and_keeping_it_loses_none_of_its_
             totals = compute_totals(desk.book.read_all_rows())
     size = answer.value.nbytes
     assert totals["method"]["up"]["tensor"] == totals["redelivered"]["up"]["tensor"] == size
+
+
+@asynchronous
+async def test_attempts_that_cannot_be_do_not_each_get_rows_of_their_own(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive_task()
+        for attempt in (0, 10**6, 10**6 + 1, 2**32 - 1):
+            frame = pb.Frame.FromString(stream.frames(task)[0])
+            frame.envelope.attempt, frame.chunks[0].data = attempt, b""
+            stream.send(frame)
+            assert await stream.receive_receipt() == ("REFUSED", task.task_id)
+        found = {key.attempt for key in desk.book.current if (key.phase, key.direction) == FIT_UP}
+        assert found == {0, connection.MAX_ATTEMPT}
+        assert desk.count_booked()["up"] == desk.count_seen()["up"]
 
 
 @asynchronous
@@ -351,17 +390,63 @@ async def test_a_chunk_that_no_message_announced_ends_the_stream(tmp_path):
             await stream.ended()
 
 
-@pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x12\x05ab"])
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\xff\xff\xff", "a frame was changed on its way: 3 bytes without a hash at their end; if this goes on"),
+        (seal(b"\xff\xff\xff"), "37 bytes are not a Frame"),
+        (seal(b"\x12\x05ab"), "38 bytes are not a Frame"),
+    ],
+    ids=["not sealed", "no field", "cut off"],
+)
 @asynchronous
-async def test_garbage_ends_the_stream_and_the_session_can_join_again(tmp_path, data):
+async def test_garbage_ends_the_stream_and_the_session_can_join_again(tmp_path, data, said):
     async with office(tmp_path) as desk:
         stream = await desk.connect(0)
         stream.send(data)
-        with pytest.raises(WireError, match="not a Frame"):
+        with pytest.raises(WireError, match=said):
             await stream.ended()
         task = desk.post(0)
         again = await desk.connect(0)
         assert (await again.receive_task())[0].envelope.task_id == task.task_id
+
+
+@pytest.mark.parametrize("path", list_paths(pb.Frame))
+@pytest.mark.parametrize("message", [SMALL, LARGE], ids=["small", "large"])
+@asynchronous
+async def test_a_result_that_was_changed_on_its_way_is_never_accepted(tmp_path, message, path):
+    """Whatever field it is: the stream ends, or the result is refused; the client then sends it again."""
+    async with office(tmp_path) as desk:
+        for step in range(8):
+            stream = await desk.connect(0)
+            task = desk.post(0, step=step)
+            await stream.receive_task()
+            head, *_ = stream.frames(task, message)
+            found = list(alter(pb.Frame.FromString(head), path))
+            if step >= len(found):
+                break
+            stream.send(serialise_altered(found[step]))
+            try:
+                assert (await stream.receive_receipt())[0] == "REFUSED"
+            except Altered:
+                assert not stream.running.cancelled()
+            assert not task.done
+            assert desk.privacy.get_head(0)[0] == 0 or path.startswith("chunks"), "nothing of it was filed"
+            desk.mailbox.accept_failure(task, "over")
+        else:
+            raise AssertionError("a field can be changed in more ways than this test tries")
+
+
+@pytest.mark.parametrize("theirs", ["", "fedcba9876543210"])
+@asynchronous
+async def test_a_process_that_trains_with_another_configuration_is_refused(tmp_path, theirs):
+    async with office(tmp_path) as desk:
+        stream = desk.open(0)
+        stream.send(pb.Frame(session=stream.number(), attach=pb.Attach(token=stream.token, config_hash=theirs)))
+        said = f"expected the hash {CONFIG_HASH}, got {theirs or 'none'}; start it anew, with the same fedrpc"
+        with pytest.raises(Refused, match=said):
+            await stream.ended()
+        assert not desk.roster.get(0).link, "it gets no task"
 
 
 @pytest.mark.parametrize("case", ["no attach", "token", "another's session", "no session"])
@@ -371,7 +456,7 @@ async def test_a_session_that_is_not_the_streams_own_ends_it(tmp_path, case):
         honest = await desk.connect(0)
         stream = desk.open(1) if case in ("no attach", "token") else await desk.connect(1)
         number = {"another's session": honest.number(), "no session": 0}.get(case, stream.number())
-        attach = pb.Attach(token=b"guessed") if case == "token" else None
+        attach = pb.Attach(token=b"guessed", config_hash=CONFIG_HASH) if case == "token" else None
         stream.send(pb.Frame(session=number, attach=attach, heartbeat=pb.Heartbeat()))
         with pytest.raises(UnknownSession, match="join again"):
             await stream.ended()
@@ -508,7 +593,7 @@ async def test_a_client_that_reads_nothing_does_not_fill_the_memory(tmp_path, mo
     async with office(tmp_path) as desk:
         stream = await desk.connect(0)
         stream.reading.clear()
-        stream.send(*[pb.Frame(session=stream.number(), **body).SerializeToString()] * 500)
+        stream.send(*[pb.Frame(session=stream.number(), **body)] * 500)
         await linger()
         assert len(stream.connection._outbox) <= 11
         stream.reading.set()
@@ -552,7 +637,7 @@ async def test_millions_of_chunks_in_one_frame_are_not_looked_at(tmp_path, monke
         task = desk.post(0)
         await stream.receive()
         result = pb.Envelope(task_id=task.task_id, question=task.question.payload.digest)
-        stream.send(pb.Frame(session=stream.number(), envelope=result, chunks=[pb.Chunk()] * 4).SerializeToString())
+        stream.send(pb.Frame(session=stream.number(), envelope=result, chunks=[pb.Chunk()] * 4))
         frame = await stream.receive()
         assert frame.receipt.status == pb.Receipt.STATUS_REFUSED
         assert "4 chunks" in frame.receipt.reason

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fedrpc.errors import WireError
+from fedrpc.errors import Refused, WireError
 from fedrpc.server.roster import IdTaken, OutOfRange, Roster, Session, UnknownSession
 from tests.fakes import FakeLink, asynchronous
 
@@ -39,6 +39,15 @@ def test_a_token_is_good_for_one_stream(roster):
     for unknown in (token, b"", b"guessed"):
         with pytest.raises(UnknownSession, match="join again"):
             roster.attach(unknown, FakeLink())
+
+
+def test_a_token_is_good_only_over_the_certificate_that_it_was_given_over(roster):
+    token, [session], _ = roster.join([(1, "a")], b"ours")
+    for stolen in (b"theirs", b""):
+        with pytest.raises(Refused, match="the token was given over another certificate: expected SHA-256"):
+            roster.attach(token, FakeLink(), stolen)
+    assert session.link is None
+    assert roster.attach(token, FakeLink(), b"ours") == [session], "who has the certificate can still use it"
 
 
 def test_the_clients_of_a_process_join_together_and_have_numbers_of_their_own(roster):

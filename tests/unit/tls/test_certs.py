@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedrpc.errors import ConfigError
-from fedrpc.tls import certs
+from fedrpc.tls import certs, tokens
 
 HOSTS = ("fed.example.org", "*.fed.example.org", "10.0.0.5", "[::1]")
 
@@ -43,6 +43,8 @@ def test_the_written_files_are_returned(tmp_path: Path) -> None:
         "server.key",
         "client-0.pem",
         "client-0.key",
+        "join.secret",
+        "client-0.token",
     ]
     assert sorted(tmp_path.iterdir()) == sorted(paths)
 
@@ -99,9 +101,36 @@ def test_certificates_are_valid_now_and_expire_before_the_authority(folder: Path
 def test_only_the_owner_can_read_keys(folder: Path) -> None:
     for stem in STEMS:
         assert (folder / f"{stem}.key").stat().st_mode & 0o777 == 0o600
+    for name in ("join.secret", "client-0.token", "client-1.token"):
+        assert (folder / name).stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("name", ["ca.key", "client-1.pem"])
+def test_tokens_are_of_the_secret(folder: Path) -> None:
+    secret = tokens.read_secret(folder / "join.secret")
+    for client in range(2):
+        assert tokens.read_token(str(folder / "client-{client}.token"), client) == tokens.derive_token(secret, client)
+
+
+def test_a_pod_has_one_certificate_for_all_its_clients(tmp_path: Path) -> None:
+    certs.make_certificates(tmp_path, ["localhost"], 5, clients_per_pod=2)
+    assert sorted(path.name for path in (tmp_path / "pods").iterdir()) == [
+        f"{pod}.{kind}" for pod in range(3) for kind in ("key", "pem")
+    ]
+    found = {}
+    for pod in range(3):
+        certificate = read(tmp_path / "pods", str(pod))
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        found[common_name(certificate)] = names.get_values_for_type(x509.DNSName)
+    assert found == {
+        "pod-0": ["pod-0", "client-0", "client-1"],
+        "pod-1": ["pod-1", "client-2", "client-3"],
+        "pod-2": ["pod-2", "client-4"],
+    }
+    assert (tmp_path / "client-4.token").exists()
+
+
+@pytest.mark.parametrize("name", ["ca.key", "client-1.pem", "join.secret", "client-0.token"])
 def test_nothing_is_overwritten_and_nothing_else_is_written(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("precious")
     with pytest.raises(ConfigError, match=f"{name} exists already"):

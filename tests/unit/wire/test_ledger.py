@@ -37,6 +37,7 @@ from fedrpc.wire.ledger import (
     parse_rows,
     to_json,
 )
+from fedrpc.wire.sealing import SEAL_BYTES
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.unit.wire.messages import One, envelope_of, everything, frame_of, frames_of
 
@@ -104,13 +105,14 @@ def test_every_chunk_of_a_large_message_is_booked_under_the_kind_of_its_part():
     head, *chunks = frames_of(everything())
     envelope = pb.Frame.FromString(head).envelope
     attempt = Attempt(1, "fit", "up", 3)
-    assert attempt.add_first(len(head), ()) == {}
+    session = attempt.add_first(len(head), ())
+    assert sum_message_bytes(session) == SEAL_BYTES
     for data in chunks:
         index, view = read_chunk(data)
         kind, tensor_bytes = classify_chunk(index, view.nbytes, envelope)
         attempt.add(kind, len(data), tensor_bytes)
     assert count_tensor_bytes(attempt.rows) == announced(encode(everything()).parts)
-    assert sum_message_bytes(attempt.rows) == sum(count_message_bytes(len(data)) for data in (head, *chunks))
+    assert sum_message_bytes(attempt.rows, session) == sum(count_message_bytes(len(data)) for data in (head, *chunks))
 
 
 def test_a_chunk_of_no_known_part_is_booked_as_envelope():
@@ -136,7 +138,7 @@ RIDERS = {
 @pytest.mark.parametrize("names", [[], *[[name] for name in RIDERS], [*RIDERS]], ids="-".join)
 def test_all_that_travels_in_one_frame_is_booked_where_it_belongs_and_every_byte_once(names):
     riders = pb.Frame(**{name: RIDERS[name] for name in names}).SerializeToString()
-    data = frame_of(everything()) + riders
+    data = frame_of(everything()) + riders  # the seal is in the middle, which does not matter here
     frame = pb.Frame.FromString(data)
     attempt = Attempt(1, "fit", "up", 3, 2)
     session = attempt.add_first(len(data), list_inline(frame), count_other_fields(frame))
@@ -144,13 +146,13 @@ def test_all_that_travels_in_one_frame_is_booked_where_it_belongs_and_every_byte
     assert {key.kind for key in attempt.rows} == {"envelope", *announced(encode(everything()).parts)}
     assert sum_message_bytes(attempt.rows, session) == count_message_bytes(len(data))
     assert sum(sums.messages for sums in added(attempt.rows, session).values()) == 1, "it is one message"
-    assert sum_message_bytes(session) == len(riders)
+    assert sum_message_bytes(session) == len(riders) + SEAL_BYTES
     assert all((key.phase, key.kind, key.attempt) == ("session", "envelope", 0) for key in session)
 
 
 def test_the_session_fields_of_a_frame_are_all_but_its_message():
     names = {field.name for field in pb.Frame.DESCRIPTOR.fields}
-    assert names - set(RIDERS) == {"session", "envelope", "chunks"}
+    assert names - set(RIDERS) == {"session", "envelope", "chunks", "hash"}
 
 
 # On disk
