@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedrpc.report.comparison_words import describe_seeds, has_several_runs, list_guarantees
+from fedrpc.report.comparison_words import describe_seeds, has_several_runs, label_method, list_guarantees
 from fedrpc.report.table import format_size
 
 Document = Mapping[str, Any]
@@ -114,7 +114,7 @@ def _make_row(entry: Mapping[str, Any], several: bool, best: float | None) -> li
     accuracy = _format_spread(found["last"], ".2f")
     if entry["accuracy"] and entry["accuracy"]["last"] == best:
         accuracy = rf"\textbf{{{accuracy}}}"
-    cells = [escape(entry["name"]), accuracy]
+    cells = [escape(label_method(entry)), accuracy]
     if several:
         cells.append(_format_difference(entry["difference"]["last"]))
     cells += [

@@ -30,7 +30,7 @@ compare.json (sizes in bytes, accuracies in percent; `null` where a value does n
                               peak_bytes, num_rounds}: {mean, sd, n} over the seeds; sd by n - 1, null for one seed
       difference              {last, last10}: of the pairs with FedAvg's run of the same seed, in points: {mean, sd, n,
                               low, high, level, better, worse, equal, sign_p}; the interval is Student's, sign_p the
-                              sign test's, both null for one seed
+                              sign test's, both null for one seed; null for FedAvg's own rows
       cost                    {communication, computation, memory}: {value, ratio}, against FedAvg's: tensor bytes,
                               client CPU seconds, a client process's peak bytes
       time                    {measured, predicted, link}: seconds of the run, and those predicted on a link
@@ -46,7 +46,7 @@ compare.json (sizes in bytes, accuracies in percent; `null` where a value does n
       bytes.message           the method's own messages, both ways
       bytes.kernel            everything that TCP carried, both ways
       bytes.kernel_note       why that is not exact (a run that was resumed: a lower bound), or ""
-      overhead                tensor bytes over those of FedAvg
+      overhead                tensor bytes over those of FedAvg's run, or of its formula if that had other rounds
       seconds, cpu_seconds, peak_bytes
       num_rounds, stopped     the rounds that were run, and why there were no more, or null
       privacy                 {epsilon, delta, reason, text}; `text` is "no guarantee: ..." or the epsilon in full

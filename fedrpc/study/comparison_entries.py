@@ -38,7 +38,7 @@ def describe_run(
     """
     summary, points = run.summary, list_points(run)
     part, accuracy = summary["bytes"], summary["accuracy"]
-    measured, beside = sum_tensor_bytes(run), sum_tensor_bytes(baseline) if baseline else None
+    measured = sum_tensor_bytes(run)
     tasks = summary.get("time", {}).get("tasks", {})
     return {
         "run": Path(os.path.relpath(run.folder, folder)).as_posix(),
@@ -55,7 +55,7 @@ def describe_run(
             "kernel_note": part["kernel_note"],
         },
         "formula": summary.get("formula", {}),
-        "overhead": part["overhead_vs_fedavg"] if beside is None else measured / beside if beside else None,
+        "overhead": _compute_overhead(run, baseline),
         "seconds": summary["seconds"],
         "cpu_seconds": tasks.get("cpu"),
         "peak_bytes": tasks.get("peak_bytes"),
@@ -67,6 +67,15 @@ def describe_run(
         "targets": [_describe_target(points, target, summary["num_rounds"]) for target in targets],
         "at_budget": None if byte_budget is None else find_at_budget(points, byte_budget),
     }
+
+
+def _compute_overhead(run: Run, baseline: Run | None) -> float | None:
+    """Tensor bytes over those of FedAvg's run, or of its formula when that had other rounds, as under a byte budget."""
+    if baseline is None or baseline.summary["num_rounds"] != run.summary["num_rounds"]:
+        found: float | None = run.summary["bytes"]["overhead_vs_fedavg"]
+        return found
+    beside = sum_tensor_bytes(baseline)
+    return sum_tensor_bytes(run) / beside if beside else None
 
 
 def _describe_target(points: Sequence[Point], target: float, num_rounds: int) -> dict[str, Any]:
@@ -151,15 +160,17 @@ def describe_row(
             "kernel_note": next((run["bytes"]["kernel_note"] for run in runs if run["bytes"]["kernel_note"]), ""),
         },
         "formula": _join_formulas(runs),
-        "overhead": statistics["overhead"]["mean"] if statistics["overhead"] else None,
+        "overhead": _get_mean(statistics, "overhead"),
         "seconds": statistics["seconds"]["mean"],
         "privacy": max((run["privacy"] for run in runs), key=_rank_privacy),
         "model_sha256": runs[0]["model_sha256"] if len(runs) == 1 else None,
         "curve": _average_curve([run["curve"] for run in runs]),
         "statistics": statistics,
-        "difference": {name: _compare(runs, beside, name) for name in ("last", "last10")},
+        "difference": {
+            name: None if baseline == cell.row else _compare(runs, beside, name) for name in ("last", "last10")
+        },
         "cost": {
-            "communication": _relate(statistics, others, "tensor"),
+            "communication": _relate(statistics, others, "tensor") | {"ratio": _get_mean(statistics, "overhead")},
             "computation": _relate(statistics, others, "cpu_seconds"),
             "memory": _relate(statistics, others, "peak_bytes"),
         },
@@ -246,9 +257,14 @@ def _compare(
 
 
 def _relate(statistics: Mapping[str, Any], others: Mapping[str, Any], name: str) -> dict[str, float | None]:
-    """A value of a row, and its ratio to the baseline's."""
-    value, other = (found[name]["mean"] if found[name] else None for found in (statistics, others))
-    return {"value": value, "ratio": value / other if value is not None and other else None}
+    """A value of a row, and its ratio to the baseline's; none where they had other rounds, as under a byte budget."""
+    value, other = (_get_mean(found, name) for found in (statistics, others))
+    is_fair = _get_mean(statistics, "num_rounds") == _get_mean(others, "num_rounds")
+    return {"value": value, "ratio": value / other if value is not None and other and is_fair else None}
+
+
+def _get_mean(statistics: Mapping[str, Any], name: str) -> float | None:
+    return statistics[name]["mean"] if statistics[name] else None
 
 
 def _join_targets(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -224,6 +224,19 @@ def test_cpu_and_memory_of_clients_stand_beside_fedavgs(tmp_path: Path, make: Ma
     assert re.search(r"flea .* 25\.0 s +2\.500 +10\.00 MB +1\.000", print_table(document))
 
 
+def test_a_run_that_a_budget_stopped_is_told_and_its_overhead_is_of_its_own_rounds(tmp_path: Path, make: Make) -> None:
+    cells = [make("fedavg"), make("flea")]
+    stopped = {"byte_budget": 1_000_000, "message_bytes": 1_500_000}
+    change_json(tmp_path / cells[1].run / "summary.json", lambda summary: summary.update(num_rounds=2, stopped=stopped))
+    document = read(tmp_path, cells).document
+    flea = by_name(document)["flea"]
+    assert flea["overhead"] == flea["cost"]["communication"]["ratio"] == 1.25, "by the formula for two rounds"
+    assert flea["runs"][0]["stopped"] == stopped
+    words = "flea: stopped after 2 rounds with 1.50 MB of messages, over the byte budget of 1.00 MB"
+    assert words in " ".join(print_table(document).split())
+    assert document["setting"]["num_rounds"] == 3
+
+
 # Finished runs of any folders
 
 
