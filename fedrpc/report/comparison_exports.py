@@ -60,6 +60,8 @@ def _list_cells(
         "kernel_bytes": sizes["kernel"],
         "overhead": run["overhead"],
         "seconds": run["seconds"],
+        "seconds_predicted": (run["predicted"] or {}).get("seconds"),
+        "link": (run["predicted"] or {}).get("link"),
         "cpu_seconds": run["cpu_seconds"],
         "peak_bytes": run["peak_bytes"],
         "epsilon": run["privacy"]["epsilon"],
@@ -69,7 +71,7 @@ def _list_cells(
         "model_sha256": run["model_sha256"],
     }
     for found in run["targets"]:
-        cells |= {f"{name}_to_{found['target']:g}": found[name] for name in ("rounds", "bytes", "seconds")}
+        cells |= {f"{name}_to_{found['target']:g}": found[name] for name in ("rounds", "bytes", "seconds", "predicted")}
     if document["byte_budget"] is not None:
         cells["accuracy_at_byte_budget"] = (run["at_budget"] or {}).get("accuracy")
     return cells
