@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from fedrpc import __version__
 from fedrpc.errors import ConfigError, UnknownName
@@ -27,6 +28,17 @@ _OTHER_NAMES = {  # what other frameworks call our settings
     "data": "dataset",
 }
 _MAX_MESSAGE_BYTES = 8 << 30
+# Where and how a run is computed, and for how long: what it computes does not depend on them.
+_CIRCUMSTANCES = {"rounds", "parallel", "device", "limits", "link", "shaper", "speed"}
+_LATER = {"availability", "dropout", "select_extra"}
+_SERVER_ONLY = {"parallel", "link", "shaper", "speed"}
+
+
+_UNITS = {
+    "b": 1,
+    **{f"{c}b": 1000**n for n, c in enumerate("kmgt", 1)},
+    **{f"{c}ib": 1024**n for n, c in enumerate("kmgt", 1)},
+}
 
 
 class _Frozen(BaseModel):
@@ -92,9 +104,17 @@ class LimitsConfig(_Frozen):
     max_message_bytes: int | None = Field(
         None, gt=0, description="the largest message; by default 8 GiB, or of an answer what can be expected"
     )
+    byte_budget: int | None = Field(
+        None, gt=0, description="the run ends after the round in which the method's own messages pass this: 200MB"
+    )
     update_norm: float = Field(
         100.0, ge=1, allow_inf_nan=False, description="an update's largest norm, in medians of the cohort's norms"
     )
+
+    @field_validator("byte_budget", mode="before")
+    @classmethod
+    def _parse_budget(cls, value: Any) -> Any:
+        return parse_size(value) if isinstance(value, str) else value
 
     @property
     def most_bytes(self) -> int:
@@ -124,6 +144,20 @@ class RunConfig(_Frozen):
     parallel: int = Field(
         0, ge=0, description="clients that work at a time; 0: no limit, or one per core in `fedrpc run`"
     )
+    link: str | None = Field(
+        None, description="clients' links in `fedrpc run`: 4g, 4g:0.7,wifi:0.3, down=20mbit,..., or a CSV file"
+    )
+    shaper: Literal["proxy", "netem"] | None = Field(
+        None, description="what shapes the links: a proxy (the default), or the kernel"
+    )
+    speed: str | None = Field(None, description="clients' speeds in `fedrpc run`: 0.5, lognormal:0.5, or a CSV file")
+    availability: str | None = Field(
+        None, description="who is there in a round: a share such as 0.7, 0.7,stay=5, or a CSV file (client,first,last)"
+    )
+    dropout: float | None = Field(None, ge=0, lt=1, description="share of a cohort that is gone for the round")
+    select_extra: float | None = Field(
+        None, ge=0, description="ask so many more clients, as a share, and close a round when enough have answered"
+    )
     train: TrainConfig = TrainConfig()
     params: dict[str, Any] = Field(default_factory=dict)
     selection: str = Field("uniform", description="how a round's cohort is chosen")
@@ -140,10 +174,46 @@ class RunConfig(_Frozen):
     def _split_names(cls, value: Any) -> Any:
         return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
 
+    @field_validator("link", "speed", mode="before")
+    @classmethod
+    def _check_emulation(cls, value: Any, info: ValidationInfo) -> str | None:
+        text = None if value is None else str(value).strip() or None
+        if text is not None:
+            from fedrpc.emulation.conditions import check_links, check_speeds  # here, since most commands need no NumPy
+
+            (check_links if info.field_name == "link" else check_speeds)(text)
+        return text
+
+    @field_validator("availability", mode="before")
+    @classmethod
+    def _normalise_availability(cls, value: Any) -> str | None:
+        if value is None or not str(value).strip():
+            return None
+        from fedrpc.emulation.presence import normalise_availability  # here, for the same reason
+
+        return normalise_availability(str(value).strip())
+
+    @field_validator("dropout", "select_extra")
+    @classmethod
+    def _drop_zero(cls, value: float | None) -> float | None:
+        return value or None  # the same run, in one spelling
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether it matters when each client answers, so that all are asked at once and take turns at the cores."""
+        return bool(self.link or self.speed or self.select_extra)
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether the same configuration gives the same model: not when it depends on who is first."""
+        return self.select_extra is None
+
     @property
     def hash(self) -> str:
         """Names the run: SHA-256 of everything that changes the result, as 16 hex digits."""
-        content = self.model_dump(exclude={"rounds", "parallel", "device", "limits"})
+        content = self.model_dump(exclude=_CIRCUMSTANCES)
+        # Settings that came later count only when they are used, so that older runs keep their names.
+        content = {name: value for name, value in content.items() if name not in _LATER or value is not None}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -158,7 +228,17 @@ class RunConfig(_Frozen):
 
     def dump_for_join(self) -> str:
         """The configuration as JSON for the answer to Join, without fields that only the server needs."""
-        return self.model_dump_json(exclude={"parallel"})
+        unsent = dict.fromkeys(_SERVER_ONLY, True) | {name: True for name in _LATER if not getattr(self, name)}
+        return self.model_dump_json(exclude=unsent | {"limits": {"byte_budget"}})
+
+
+def parse_size(text: str) -> int:
+    """A number of bytes with its unit: 200MB, 1.5 GB, 64MiB; raises ValueError."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = found.group(2).lower() or "b" if found else ""
+    if not found or unit not in _UNITS:
+        raise ValueError("expected a size such as 200MB, 1.5GB or 64MiB")
+    return round(float(found.group(1)) * int(_UNITS[unit]))
 
 
 def build(values: Mapping[str, Any]) -> RunConfig:
@@ -209,6 +289,16 @@ def parse_join_config(text: str) -> RunConfig:
             f"the server's configuration is not one that fedrpc {__version__} knows ({where}: {first['msg'].lower()}); "
             "install the same fedrpc on both sides"
         ) from None
+
+
+def refuse_emulation(config: RunConfig, what: str) -> None:
+    """Raises ConfigError when a run whose clients are elsewhere has emulated ones."""
+    for name in ("link", "speed"):
+        if (value := getattr(config, name)) is not None:
+            raise ConfigError(
+                f"{name} {value}: `fedrpc run` and `fedrpc compare` emulate clients' links and speeds; the clients of "
+                f'{what} have their own: leave it out, or say --set {name}=""'
+            )
 
 
 def default_run_dir(config: RunConfig) -> Path:

@@ -170,7 +170,7 @@ def write_checksums(folder: Path, names: Iterable[str], known: Mapping[str, byte
 
 
 def find_changed(folder: Path, names: Iterable[str]) -> Iterator[str]:
-    """Yields what is wrong with those of these files that SHA256SUMS knows; nothing when there is no such file."""
+    """Yields what is wrong with those of these files that SHA256SUMS knows; nothing when there is no SHA256SUMS."""
     path = folder / CHECKSUMS
     if not path.is_file():
         return
@@ -178,7 +178,9 @@ def find_changed(folder: Path, names: Iterable[str]) -> Iterator[str]:
         lines = [line.split("  ") for line in path.read_text().splitlines()]
         sums = {name: digest for digest, name in lines}
     for name in names:
-        if name in sums and (got := _hash_file(folder / name)) != sums[name]:
+        if name in sums and not (folder / name).exists():
+            yield f"{folder / name} is missing since the run ended; {RESTORE}"
+        elif name in sums and (got := _hash_file(folder / name)) != sums[name]:
             yield (
                 f"{folder / name} was changed since the run ended: expected SHA-256 {sums[name][:16]}, got {got[:16]}; "
                 f"{RESTORE}"

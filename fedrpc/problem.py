@@ -46,11 +46,11 @@ class Problem:
         dataset = load(config.dataset, data_dir)
         self.dataset: DataSet = dataset.select_channels(config.channels) if config.channels else dataset
         self.data_digest = dataset.digest  # of the data as it lies on disk, whatever the run uses of it
+        cls = METHODS[config.method]
         if config.model == "auto":
-            name = models.choose_default(self.dataset.shape, config.dataset)
+            name = cls.needs_model or models.choose_default(self.dataset.shape, config.dataset)
             config = config.model_copy(update={"model": name})
         self.config = config
-        cls = METHODS[config.method]
         if missing := [name for name in ("init", "round", "model", "cost") if not cls.overrides(name)]:
             raise ConfigError(f"method '{config.method}' is incomplete: {cls.__name__} lacks {', '.join(missing)}")
         self.method: Method[Any, Any] = cls()

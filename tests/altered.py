@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from fedrpc.wire.frames import read_chunk
-from fedrpc.wire.sealing import seal
+from fedrpc.wire.frames import _skip_chunks, read_chunk
+from fedrpc.wire.sealing import make_seal
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -21,8 +21,8 @@ def reseal(frame: pb.Frame) -> bytes:
     """Serialises a frame that was changed since it was sealed, or never was; a lone chunk goes without a seal."""
     chunks, rest = _split(frame)
     rest.ClearField(_HASH)
-    sealed = rest.SerializeToString()
-    return chunks if read_chunk(chunks) and not sealed else chunks + seal(sealed)
+    data = chunks + rest.SerializeToString()
+    return data if read_chunk(data) else data + make_seal(memoryview(data)[_skip_chunks(data) :])
 
 
 def serialise_altered(frame: pb.Frame) -> bytes:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedrpc import __version__
-from fedrpc.cli import deploy, inspect, programs, run, study
+from fedrpc.cli import compare, deploy, inspect, programs, run, study
 from fedrpc.cli.options import console
 from fedrpc.process import end_at_once, end_process, exit_code_of
 
@@ -41,7 +41,8 @@ app = typer.Typer(
 )
 app.callback()(common)
 app.command()(run.run)
-app.command()(run.compare)
+app.command()(compare.compare)
+app.command()(study.whatif)
 app.command()(study.audit)
 app.command()(study.privacy)
 app.command("list")(inspect.list_names)

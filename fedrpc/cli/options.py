@@ -17,12 +17,44 @@ console = Console()
 Method = Annotated[str | None, typer.Option(help="The federated method; see `fedrpc list methods`.")]
 Dataset = Annotated[str | None, typer.Option(help="The data set; see `fedrpc list datasets`.")]
 Partition = Annotated[str | None, typer.Option(help='How training data is dealt to clients, such as "dirichlet:0.1".')]
-Model = Annotated[str | None, typer.Option(help="The network; chosen by data set when not given.")]
+Model = Annotated[
+    str | None, typer.Option(help="The network; chosen by data set, or by a method that needs another, when not given.")
+]
 Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
 Fraction = Annotated[float | None, typer.Option(help="Share of the clients that takes part in a round.")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same model, bit for bit.")]
 Parallel = Annotated[int | None, typer.Option(help="Clients that work at a time; one per core when not given.")]
+Link = Annotated[
+    str | None,
+    typer.Option(
+        help="Every client's link: lan, wifi, 5g, 4g, 3g, your own "
+        '("down=20mbit,up=5mbit,rtt=60ms,jitter=10ms,loss=1%"), by share (4g:0.7,wifi:0.3), or a CSV file '
+        "(client,down,up,rtt,...)."
+    ),
+]
+Shaper = Annotated[
+    str | None,
+    typer.Option(help="What shapes the links: proxy (the default, without privileges) or netem (root, the kernel's)."),
+]
+Speed = Annotated[
+    str | None,
+    typer.Option(
+        help="How fast clients compute, beside this machine: 0.5, drawn by lognormal:0.5, or a CSV file (client,speed)."
+    ),
+]
+Availability = Annotated[
+    str | None,
+    typer.Option(
+        help='Who is there in a round: a share such as 0.7, "0.7,stay=5" (a client stays for 5 rounds on average), '
+        "or a CSV file (client,first,last: rounds from 0)."
+    ),
+]
+Dropout = Annotated[float | None, typer.Option(help="Share of a round's clients that are gone for the round.")]
+SelectExtra = Annotated[
+    float | None,
+    typer.Option(help="Ask so many more clients, as a share, and close each round when enough have answered."),
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any setting, such as --set train.lr=0.1.")]
 Recipe = Annotated[str | None, typer.Option(help="Start from a recipe; see `fedrpc list recipes`.")]
@@ -59,6 +91,10 @@ DpSgd = Annotated[
     ),
 ]
 EpsilonBudget = Annotated[float | None, typer.Option(help="A client that would spend more than this abstains.")]
+ByteBudget = Annotated[
+    str | None,
+    typer.Option(help="End after the round in which the method's own messages pass this, such as 200MB."),
+]
 MaxEpsilon = Annotated[
     str | None,
     typer.Option(
@@ -95,10 +131,17 @@ def _run_options(
     rounds: Rounds = None,
     seed: Seed = None,
     parallel: Parallel = None,
+    link: Link = None,
+    shaper: Shaper = None,
+    speed: Speed = None,
+    availability: Availability = None,
+    dropout: Dropout = None,
+    select_extra: SelectExtra = None,
     device: Device = None,
     server_optimizer: ServerOptimizer = None,
     dp_sgd: DpSgd = None,
     epsilon_budget: EpsilonBudget = None,
+    byte_budget: ByteBudget = None,
     set_: Set = None,
     recipe: Recipe = None,
     config_file: ConfigFile = None,
@@ -146,4 +189,5 @@ def collect_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if dp_sgd is not None:
         items = [item.strip() for item in dp_sgd.split(",")]
         privacy["dp_sgd"] = config.parse_set(items, "--dp-sgd", "noise_multiplier=1,max_grad_norm=1")
-    return values | ({"privacy": privacy} if privacy else {})
+    limits = {"byte_budget": options["byte_budget"]} if options["byte_budget"] is not None else {}
+    return values | ({"privacy": privacy} if privacy else {}) | ({"limits": limits} if limits else {})

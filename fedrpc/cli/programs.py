@@ -64,6 +64,7 @@ def server(
 ) -> None:
     """Serve one run; clients join from anywhere, in any order. The same command again resumes a stopped run."""
     settings = config.build(merge_values(options | {"method": method}))
+    config.refuse_emulation(settings, "a server")
     from fedrpc.report.page import show_runs
     from fedrpc.server.run import ServerOptions, serve
     from fedrpc.tls.credentials import server_tls

@@ -1,4 +1,4 @@
-"""`fedrpc report`, `audit`, `privacy`, `synthetic` and `attack`: what can be learned from what runs left."""
+"""`fedrpc report`, `whatif`, `audit`, `privacy`, `synthetic` and `attack`: what can be learned from what runs left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedrpc import log
-from fedrpc.cli.options import DataDir, FinishedRun, console
+from fedrpc.cli.options import DataDir, FinishedRun, Link, Speed, console
 from fedrpc.cli.progress import StepDisplay
 
 
@@ -37,6 +37,34 @@ def audit(run: Annotated[Path, typer.Argument(help="The directory of a finished 
     show_audit(run, found, console)
     if found.faults:
         raise typer.Exit(1)
+
+
+def whatif(
+    folder: FinishedRun,
+    link: Link = None,
+    speed: Speed = None,
+    cores: Annotated[
+        int | None, typer.Option(min=1, help="Clients that compute at a time on one machine; the run's when not given.")
+    ] = None,
+    target: Annotated[list[float] | None, typer.Option(help="Also the time to this accuracy, in percent.")] = None,
+) -> None:
+    """Predict how long a finished run takes over other links, without running it again.
+
+    Its bytes and its measured computing are played on a virtual clock, for clients with machines of their own and for
+    clients that share this one.
+
+    Without --link and --speed: those that the run was emulated with, to hold the prediction against the measurement.
+    """
+    from fedrpc.emulation.conditions import assign_conditions
+    from fedrpc.report.whatif import show_prediction
+    from fedrpc.study.reading import read_run
+    from fedrpc.study.whatif import read_conditions
+
+    run = read_run(folder)
+    conditions = read_conditions(run)
+    if link or speed:
+        conditions = assign_conditions(link, speed, len(conditions), int(run.summary["seed"]))
+    show_prediction(run, conditions, console, cores, target or [])
 
 
 def privacy(

@@ -12,6 +12,7 @@ import torch
 from fedrpc.aggregation.aggregator import Aggregator, Update
 from fedrpc.client.context import AnswerContext
 from fedrpc.client.limits import OwnLimits
+from fedrpc.client.machine import Machine
 from fedrpc.client.store import ClientStore, Kept, Transaction
 from fedrpc.client.transport import Task
 from fedrpc.errors import MethodFailed, WireError
@@ -37,6 +38,7 @@ class Answerer:
 
     Args:
         limits: The client's own; None for a client that has none and keeps no ledger of all runs.
+        machine: What the client computes on; this one when None.
     """
 
     def __init__(
@@ -46,9 +48,10 @@ class Answerer:
         store: ClientStore,
         device: torch.device,
         limits: OwnLimits | None = None,
+        machine: Machine | None = None,
     ) -> None:
         self._problem, self._client, self._store, self._device = problem, client, store, device
-        self._limits = limits
+        self._limits, self._machine = limits, machine or Machine()
         self._data = problem.load_client_data(client)
         self._cache: dict[str, Any] = {}
         self.cpu_s = 0.0  # CPU time of the answers, most of it training
@@ -69,10 +72,11 @@ class Answerer:
         message = decode(phase.down, question.parts, task.buffers)
         transaction = Transaction(self._store)
         context = self._context(question, transaction, stop)
-        started = time.thread_time()
+        started, began_at = time.thread_time(), time.monotonic()
         body = self._body(phase, context, message)
         took = time.thread_time() - started
         self.cpu_s += took
+        self._machine.finish_computing(time.monotonic() - began_at, stop)
         payload = _encode_answer(phase.name, body)  # checked before anything of it is committed
         reply = _build_reply(question, payload)
         where = {

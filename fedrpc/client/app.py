@@ -15,8 +15,10 @@ import torch
 
 import fedrpc
 from fedrpc import log
+from fedrpc.client.machine import Machine
 from fedrpc.client.member import Member, Work, is_about_ledger
 from fedrpc.client.store import Kept
+from fedrpc.client.timing import AnswerTimer
 from fedrpc.client.transport import Failure, SessionLost, Stream, Task, Transport, Welcome
 from fedrpc.config import RunConfig, parse_join_config
 from fedrpc.device import choose
@@ -41,6 +43,7 @@ from fedrpc.tls.credentials import ClientTls
 from fedrpc.tls.diagnosis import find_obstacle
 from fedrpc.tls.endpoint import read_pem
 from fedrpc.tls.tokens import read_token
+from fedrpc.wire.envelope import ClientTiming
 from fedrpc.wire.frames import MAX_JOINING, check_name
 
 _MAX_BAD_MESSAGES = 5  # in a row: more than that is no transmission error
@@ -57,6 +60,8 @@ class ClientOptions:
         join_token: The file with a client's join token; {client} stands for its id.
         num_sharing: Processes that share this machine's GPUs; as many as the run has clients when None.
         policy: Changes of the clients' own policies.
+        speed: How fast it computes, beside this machine.
+        cores: Who hands out this machine's cores; None when the process need not wait for one.
     """
 
     server: str
@@ -70,6 +75,8 @@ class ClientOptions:
     wait_s: float = 300.0
     num_sharing: int | None = None
     policy: Mapping[str, Any] = field(default_factory=dict)
+    speed: float = 1.0
+    cores: str | None = None
 
 
 class ClientApp:
@@ -88,6 +95,7 @@ class ClientApp:
             for client in options.client_ids
         ]
         self._transport = Transport(options.server, tls=options.tls, insecure=options.insecure)
+        self._machine = Machine(options.speed, options.cores)
         self._known: tuple[Work, RunConfig] | None = None
         self._stream: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
         self._queue: asyncio.Queue[tuple[Member, Task]] = asyncio.Queue()
@@ -239,7 +247,7 @@ class ClientApp:
         sharing = self._options.num_sharing or config.clients
         index = ids[0] // len(ids)  # among processes with as many clients each
         device = choose(self._options.device or config.device, index, sharing)
-        work = Work(problem, check_name(welcome.run_id), device)
+        work = Work(problem, check_name(welcome.run_id), device, self._machine)
         if len(self._members) == 1:
             self._members[0].load(work)
             del problem.partition  # all clients' indices; this client has loaded its own examples
@@ -256,22 +264,27 @@ class ClientApp:
     async def _answer_tasks(self) -> None:
         while True:
             member, task = await self._queue.get()
+            if member.is_wanted(task) and not is_about_ledger(task):
+                await self._machine.wait_for_core()
             if not member.is_wanted(task):
+                self._machine.give_core_back()
                 member.drop(task)
                 continue
             member.begin(task)
+            timer = AnswerTimer(task)
             result: Kept | Failure | None = None
             try:
                 result = await self._answer(member, task)
             except Cancelled:
                 self._log.info("cancelled", phase=task.envelope.phase, round=task.envelope.round)
             finally:
+                self._machine.give_core_back()
                 member.end_answer()
             if result is None:
                 member.drop(task)
                 continue
             # Beside the next task: a submission waits for the server.
-            self._begin(self._submit(member, task, result))
+            self._begin(self._submit(member, task, result, timer.stop()))
 
     def _make_room_for(self, member: Member) -> None:
         """Opens a client's store, and closes those that were idle longest when too many are open."""
@@ -312,7 +325,7 @@ class ClientApp:
         mistake = find_place(error, module) and not isinstance(error, _OUT_OF_MEMORY)
         return Failure(describe_exception(error, module), failed=MethodFailed if mistake else None)
 
-    async def _submit(self, member: Member, task: Task, result: Kept | Failure) -> None:
+    async def _submit(self, member: Member, task: Task, result: Kept | Failure, timing: ClientTiming) -> None:
         """Sends a result until the server has it or no longer waits for it."""
         bad = 0
         try:
@@ -322,7 +335,7 @@ class ClientApp:
                     continue  # joining may have brought a durable point, and with it the end of the kept answer
                 stream = self._stream.result()
                 try:
-                    await member.submit(stream, task, result)
+                    await member.submit(stream, task, result, timing)
                     return
                 except (SessionLost, Unavailable):
                     await asyncio.sleep(_draw_pause(0))

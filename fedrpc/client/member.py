@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,16 @@ from fedrpc.client.answer import Answerer, report_ledger
 from fedrpc.client.byte_ledger import read_byte_ledger
 from fedrpc.client.identity import Identity
 from fedrpc.client.limits import OwnLimits
+from fedrpc.client.machine import Machine
 from fedrpc.client.policy import keep_policy
 from fedrpc.client.spending import SPENDING_FILE, SpendingFile
 from fedrpc.client.store import BYTES_FILE, ClientStore, Kept
-from fedrpc.client.transport import Admission, Failure, Receipt, SignedRows, Stream, Task
+from fedrpc.client.transport import NO_TIMING, Admission, Failure, Receipt, SignedRows, Stream, Task
 from fedrpc.config import PrivacyConfig
 from fedrpc.errors import Refused
 from fedrpc.privacy.signing import Signer
 from fedrpc.problem import Problem
+from fedrpc.wire.envelope import ClientTiming
 from fedrpc.wire.ledger import SESSION, Rows
 
 
@@ -32,11 +34,13 @@ class Work:
 
     Args:
         run_id: The run's id, which is safe as a file name.
+        machine: What they compute on.
     """
 
     problem: Problem
     run_id: str
     device: torch.device
+    machine: Machine = field(default_factory=Machine)
 
 
 def is_about_ledger(task: Task) -> bool:
@@ -140,7 +144,7 @@ class Member:
             work = self._work
             noise = work.problem.config.privacy.noise
             limits = OwnLimits(self._policy, self._open_spending(), self._store.get_histories, noise)
-            self._answerer = Answerer(work.problem, self.client, self._store, work.device, limits)
+            self._answerer = Answerer(work.problem, self.client, self._store, work.device, limits, work.machine)
         return self._answerer
 
     def _open_spending(self) -> SpendingFile:
@@ -228,21 +232,23 @@ class Member:
             del self._open[task.envelope.task_id]
         self._withdrawn.discard(task.envelope.task_id)
 
-    async def submit(self, stream: Stream, task: Task, result: Kept | Failure) -> None:
+    async def submit(
+        self, stream: Stream, task: Task, result: Kept | Failure, timing: ClientTiming = NO_TIMING
+    ) -> None:
         """Sends a result once, and notes what the server says of it."""
         if isinstance(result, Failure):
-            receipt = await stream.send_failure(self.session, task.envelope, result)
+            receipt = await stream.send_failure(self.session, task.envelope, result, timing)
         else:
-            receipt = await self._send(stream, task, result)
+            receipt = await self._send(stream, task, result, timing)
         self._privacy_held = max(self._privacy_held, receipt.privacy_rows)
         self.receive_durable(receipt.durable)
 
-    async def _send(self, stream: Stream, task: Task, kept: Kept) -> Receipt:
+    async def _send(self, stream: Stream, task: Task, kept: Kept, timing: ClientTiming) -> Receipt:
         if is_about_ledger(task):
-            return await stream.send_result(self.session, kept, 0)
+            return await stream.send_result(self.session, kept, 0, timing=timing)
         store, first = self.open_store(), self._privacy_held
         attempt = store.next_attempt(task.envelope.task_id)
-        return await stream.send_result(self.session, kept, attempt, self._read_rows(store, first))
+        return await stream.send_result(self.session, kept, attempt, self._read_rows(store, first), timing)
 
     def _read_rows(self, store: ClientStore, first: int) -> SignedRows | None:
         """Reads the privacy rows that the server does not hold yet, and signs the chain up to their end."""

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -19,7 +19,14 @@ from fedrpc.privacy.ledger import parse_history
 from fedrpc.privacy.mechanisms import Histories, History
 from fedrpc.tls.credentials import ClientTls, channel_credentials
 from fedrpc.wire.codec import Payload
-from fedrpc.wire.envelope import FAILURE_CODES, Envelope, build_envelope, read_envelope
+from fedrpc.wire.envelope import (
+    FAILURE_CODES,
+    ClientTiming,
+    Envelope,
+    build_envelope,
+    build_timing,
+    read_envelope,
+)
 from fedrpc.wire.frames import (
     EMPTY_BODY,
     MAX_MISSED_HEARTBEATS,
@@ -59,9 +66,13 @@ OPTIONS = [
     ("grpc.http2.max_frame_size", 1 << 20),  # 9 bytes a MiB instead of 9 bytes in 16 KiB
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    (
+        "grpc.min_reconnect_backoff_ms",
+        10_000,
+    ),  # gRPC's limit for a connection to open: some round trips, TLS among them
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
+NO_TIMING = ClientTiming()
 
 
 class SessionLost(FedrpcError):
@@ -70,10 +81,17 @@ class SessionLost(FedrpcError):
 
 @dataclass(frozen=True)
 class Task:
-    """A question that arrived completely."""
+    """A question that arrived completely.
+
+    Attributes:
+        download_s: From its first frame to its last.
+        received_at: When it was complete.
+    """
 
     envelope: Envelope
     buffers: list[memoryview]
+    download_s: float = 0.0
+    received_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
@@ -245,7 +263,15 @@ class Transport:
     def connect(self, max_bytes: int, heartbeat_s: float, pool: Executor) -> Stream:
         """Opens the stream; the caller runs it."""
         meter = Meter(int(self.address.rpartition(":")[2]), local=False)
-        return Stream(self._connect(), max_bytes, heartbeat_s, pool, self._translate, lambda: sum(meter.read()))
+        return Stream(
+            self._connect(),
+            max_bytes,
+            heartbeat_s,
+            pool,
+            self._translate,
+            count_moved=lambda: sum(meter.read()),
+            count_resent=lambda: sum(connection.resent for connection in meter.open.values()),
+        )
 
     def _translate(self, error: grpc.aio.AioRpcError) -> FedrpcError:
         code, text = error.code(), error.details() or ""
@@ -292,6 +318,7 @@ class Stream:
         pool: For hashing large messages.
         translate: Turns a gRPC error into one of ours.
         count_moved: The bytes that went to and came from the server by the kernel's count, which moves within a frame.
+        count_resent: The segments that the kernel had sent again when `count_moved` was last called.
     """
 
     def __init__(
@@ -302,14 +329,16 @@ class Stream:
         pool: Executor,
         translate: Callable[[Any], FedrpcError],
         count_moved: Callable[[], int] = lambda: 0,
+        count_resent: Callable[[], int] = lambda: 0,
     ) -> None:
         self._call, self._max_bytes, self._heartbeat_s, self._pool = call, max_bytes, heartbeat_s, pool
         self._translate, self._count_moved, self._num_moved = translate, count_moved, 0
+        self._count_resent = count_resent
         self._listeners: dict[int, Listener] = {}
         self._writing, self._sending_large = asyncio.Lock(), asyncio.Lock()
         self._heard_at = time.monotonic()
         self._sent: dict[tuple[int, str], _Sending] = {}
-        self._download: tuple[Listener, pb.Envelope, Receiver] | None = None
+        self._download: tuple[Listener, pb.Envelope, Receiver, float] | None = None  # since when it comes
         self.was_useful = False  # whether the server accepted a result
 
     async def attach(self, token: bytes, config_hash: str, listeners: Mapping[int, Listener]) -> None:
@@ -337,7 +366,7 @@ class Stream:
             for sending in self._sent.values():
                 sending.fail(Unavailable("the stream broke"))
             if self._download:
-                listener, _, receiver = self._download
+                listener, _, receiver, _ = self._download
                 await receiver.abandon()
                 listener.book(receiver.attempt.close(aborted=True))
 
@@ -417,7 +446,7 @@ class Stream:
         attempt.add_first(size, list_inline(frame), count_other_fields(frame))
         if announces_chunks(frame):
             receiver = Receiver(Assembler(envelope, self._max_bytes), attempt, self._pool)
-            self._download = listener, envelope, receiver
+            self._download = listener, envelope, receiver, time.monotonic()
             return
         buffers = assemble_frame(frame, self._max_bytes)
         listener.book(attempt.close())
@@ -426,37 +455,48 @@ class Stream:
     async def _receive_chunk(self, part: int, data: memoryview, size: int) -> None:
         if self._download is None:
             raise WireError("got a chunk that no message announced")
-        listener, envelope, receiver = self._download
+        listener, envelope, receiver, since = self._download
         receiver.count(part, data, size)
         await receiver.add(part, data)
         if receiver.is_complete:
             buffers = await receiver.finish()
             self._download = None
             listener.book(receiver.attempt.close())
-            listener.receive_task(Task(read_envelope(envelope), buffers))
+            listener.receive_task(Task(read_envelope(envelope), buffers, time.monotonic() - since))
 
     # Sending
 
     async def send_result(
-        self, session: int, kept: Path | bytes, attempt_number: int, released: SignedRows | None = None
+        self,
+        session: int,
+        kept: Path | bytes,
+        attempt_number: int,
+        released: SignedRows | None = None,
+        timing: ClientTiming = NO_TIMING,
     ) -> Receipt:
         """Sends a kept answer: a small one in one frame, a larger one chunk by chunk from its file.
 
         Args:
             released: Privacy rows that the server does not hold yet.
+            timing: What answering took.
         """
         answer, payload = load_payload(kept)
         body = serialise_body(payload)
         rows = pb.PrivacyRows(**vars(released)) if released else None
-        privacy = pb.Frame(privacy=rows).SerializeToString()
+        others = pb.Frame(privacy=rows, timing=self._build_timing(timing)).SerializeToString()
         envelope = build_envelope(answer, attempt=attempt_number, with_parts=False)
-        head = serialise_frame(session, envelope, body, privacy)
+        head = serialise_frame(session, envelope, body, others)
         attempt = Attempt(answer.round, answer.phase, "up", self._listeners[session].client, attempt_number)
-        attempt.add_first(len(head), body.inline, len(privacy))
+        attempt.add_first(len(head), body.inline, len(others))
         large = None if fits_frame(payload) else payload
         return await self._send(session, answer.task_id, head, attempt, large)
 
-    async def send_failure(self, session: int, question: Envelope, failure: Failure) -> Receipt:
+    def _build_timing(self, timing: ClientTiming) -> pb.Timing:
+        return build_timing(replace(timing, resent=self._count_resent()))
+
+    async def send_failure(
+        self, session: int, question: Envelope, failure: Failure, timing: ClientTiming = NO_TIMING
+    ) -> Receipt:
         """Sends the reason why there is no answer."""
         code = pb.Failure.CODE_ABSTAINED if failure.abstained else pb.Failure.CODE_ERROR
         code = FAILURE_CODES[failure.failed] if failure.failed else code
@@ -469,9 +509,10 @@ class Stream:
             failure=pb.Failure(code=code, reason=failure.reason),
             epoch=question.epoch,
         )
-        head = serialise_frame(session, envelope, EMPTY_BODY)
+        others = pb.Frame(timing=self._build_timing(timing)).SerializeToString()
+        head = serialise_frame(session, envelope, EMPTY_BODY, others)
         attempt = Attempt(question.round, question.phase, "up", self._listeners[session].client)
-        attempt.add_first(len(head), ())
+        attempt.add_first(len(head), (), len(others))
         return await self._send(session, question.task_id, head, attempt, None, is_answer=failure.abstained)
 
     async def _send(

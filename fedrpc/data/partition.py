@@ -15,11 +15,20 @@ import numpy as np
 
 from fedrpc.data import partitioners  # noqa: F401  registers the partitioners
 from fedrpc.data.apportion import apportion
-from fedrpc.data.partition_spec import PARTITIONERS, Partitioner, Source, parse
+from fedrpc.data.partition_spec import PARTITIONERS, Partitioner, Source, parse, replace_parameter
 from fedrpc.errors import ConfigError
 from fedrpc.seeds import derive
 
-__all__ = ["PARTITIONERS", "Partition", "Partitioner", "Source", "make_partition", "split_train_test", "subsample"]
+__all__ = [
+    "PARTITIONERS",
+    "Partition",
+    "Partitioner",
+    "Source",
+    "make_partition",
+    "replace_parameter",
+    "split_train_test",
+    "subsample",
+]
 
 
 @dataclass(frozen=True, eq=False)

@@ -109,16 +109,8 @@ def require(condition: bool, name: str, parameter: str, expected: str, got: obje
 
 def parse(spec: str) -> tuple[Partitioner, dict[str, object]]:
     """The partitioner that `spec` names and its parameters, typed and complete."""
-    name, _, text = spec.strip().partition(":")
-    name = name.strip()
-    found = PARTITIONERS[name]
-    parameters = list(inspect.signature(found.assign).parameters.values())[1:]
-    kinds = typing.get_type_hints(found.assign)
-    values: dict[str, object] = {}
-    for number, word in enumerate(part.strip() for part in text.split(",") if part.strip()):
-        key, value = _parse_key(name, word, number, [parameter.name for parameter in parameters], kinds)
-        require(key not in values, name, key, "one value", f"a second one, '{value}'")
-        values[key] = _parse_value(name, key, value, kinds[key])
+    name, parameters, kinds = _read_signature(spec)
+    values = _parse_parameters(spec)
     for parameter in parameters:
         required = parameter.default is inspect.Parameter.empty
         require(
@@ -128,7 +120,42 @@ def parse(spec: str) -> tuple[Partitioner, dict[str, object]]:
             _resolve_hint(kinds[parameter.name])[1],
             "nothing",
         )
-    return found, values
+    return PARTITIONERS[name], values
+
+
+def replace_parameter(spec: str, key: str, value: object) -> str:
+    """The specification with another value of one parameter, and all of them by name.
+
+    Raises:
+        ConfigError: The partitioner has no such parameter, or it does not take such a value.
+    """
+    name, parameters, _ = _read_signature(spec)
+    known = [parameter.name for parameter in parameters]
+    if key not in known:
+        raise UnknownName(f"parameter of partition '{name}'", key, known)
+    values = _parse_parameters(spec) | {key: value}
+    words = [f"{each}={str(it).lower() if isinstance(it, bool) else it}" for each, it in values.items()]
+    changed = f"{name}:{','.join(words)}"
+    parse(changed)
+    return changed
+
+
+def _read_signature(spec: str) -> tuple[str, list[inspect.Parameter], dict[str, type]]:
+    """The partitioner's name, its parameters, and their types."""
+    name = spec.partition(":")[0].strip()
+    assign = PARTITIONERS[name].assign
+    return name, list(inspect.signature(assign).parameters.values())[1:], typing.get_type_hints(assign)
+
+
+def _parse_parameters(spec: str) -> dict[str, object]:
+    """The parameters in a specification, typed."""
+    name, parameters, kinds = _read_signature(spec)
+    values: dict[str, object] = {}
+    for number, word in enumerate(part.strip() for part in spec.partition(":")[2].split(",") if part.strip()):
+        key, value = _parse_key(name, word, number, [parameter.name for parameter in parameters], kinds)
+        require(key not in values, name, key, "one value", f"a second one, '{value}'")
+        values[key] = _parse_value(name, key, value, kinds[key])
+    return values
 
 
 def _parse_key(name: str, word: str, number: int, known: list[str], kinds: dict[str, type]) -> tuple[str, str]:

@@ -16,7 +16,9 @@ from fedrpc.deploy.shape import Deployment, Manifest
 
 def configuration(values: Mapping[str, Any]) -> RunConfig:
     """The run's configuration, with longer limits by default than on one machine."""
-    return settings.build(settings.merge(shape.PATIENT, values))
+    config = settings.build(settings.merge(shape.PATIENT, values))
+    settings.refuse_emulation(config, "a cluster")
+    return config
 
 
 def render_run(values: Mapping[str, Any], placement: Mapping[str, Any]) -> str:

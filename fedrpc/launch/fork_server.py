@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedrpc.emulation.link import parse_link
+from fedrpc.emulation.netem import enter_namespace
 from fedrpc.files import explain_full
 from fedrpc.launch.processes import MANY_PROCESSES, collapse_memory, decode_status, fork
 from fedrpc.process import exit_code_of, freeze_memory, keep_files_private, run_async
@@ -105,14 +107,19 @@ def run_logged_client(options: dict[str, Any]) -> None:
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.close(out)
-    clients = range(*options["clients"])
+    clients, server = range(*options["clients"]), options["server"]
     log.set_up(options["log_level"], **describe_process(clients))
+    if options["link"]:
+        server = enter_namespace(options["cores"], clients[0], parse_link(options["link"]))
     known = ClientOptions(
-        server=options["server"],
+        server=server,
         client_ids=clients,
         state_dir=Path(options["state_dir"]),
         data_dir=Path(data_dir) if data_dir else None,
         num_sharing=options["num_processes"],
+        insecure=bool(options["link"]),  # it leads to this machine, over a device of its own
+        speed=options["speed"],
+        cores=options["cores"],
     )
     run_async(run(known))
 

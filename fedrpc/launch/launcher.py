@@ -16,8 +16,10 @@ from typing import Any
 
 from fedrpc import log
 from fedrpc.config import RunConfig
+from fedrpc.emulation.conditions import assign_conditions
 from fedrpc.errors import ConfigError, DiskFull, FedrpcError, MethodFailed, Unavailable
 from fedrpc.launch.division import check_memory, divide
+from fedrpc.launch.emulator import Ways, make_emulator
 from fedrpc.launch.fork_server import ForkServer
 from fedrpc.launch.processes import decode_status, fork, preload, terminate, wait_or_kill
 from fedrpc.launch.supervisor import NO_RESTART, Supervisor
@@ -81,8 +83,11 @@ class Launcher:
 
     def __init__(self, run: LocalRun, watcher: Watcher) -> None:
         self._run, self._watcher = run, watcher
+        self._conditions = assign_conditions(run.config.link, run.config.speed, run.config.clients, run.config.seed)
         self._parts = divide(run.config.clients, run.num_hosts)
         check_memory(len(self._parts))
+        self._emulator = make_emulator(run.config, self._conditions, run.num_hosts)
+        self._ways: Ways | None = None
         self._supervisor = Supervisor(range(len(self._parts)), self._start_client, self._handle_restart)
         self._address = ""
         self._server_pid = self._fork_server_pid = 0
@@ -91,6 +96,8 @@ class Launcher:
         """Blocks until the run is over; raises what ended it early."""
         preload(self._run.config)
         freeze_memory()
+        if self._emulator:
+            self._emulator.start()  # first, so that it inherits no end of the others' pipes
         self._control, theirs = socket.socketpair()
         reader, writer = os.pipe()
         self._fork_server_pid = fork(lambda: self._serve_forks(theirs, reader, writer))
@@ -110,6 +117,8 @@ class Launcher:
 
     def _serve_forks(self, control: socket.socket, *pipes: int) -> int:
         self._control.close()
+        if self._emulator:
+            self._emulator.close_in_child()
         for fd in pipes:
             os.close(fd)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -122,14 +131,20 @@ class Launcher:
         os.close(reader)
         for other in (self._control, theirs):
             other.close()
+        if self._emulator:
+            self._emulator.close_in_child()
         events = os.fdopen(writer, "w", buffering=1)
 
         def progress(name: str, values: dict[str, Any]) -> None:
             events.write(json.dumps({"event": name} | values) + "\n")
 
-        options = ServerOptions("127.0.0.1:0", self._run.out, self._run.data_dir, outlived=False)
+        options = ServerOptions(
+            "127.0.0.1:0", self._run.out, self._run.data_dir, outlived=False, conditions=self._conditions
+        )
+        # Clients that wait for a core are asked all at once: each one's messages travel over its own link.
+        config = self._run.config.model_copy(update={"parallel": 0}) if self._emulator else self._run.config
         log.set_up(self._run.log_level, stream=sys.stderr, role="server")
-        return exit_code_of(lambda: self._name_log(lambda: run_async(serve(self._run.config, options, progress))))
+        return exit_code_of(lambda: self._name_log(lambda: run_async(serve(config, options, progress))))
 
     def _name_log(self, work: Callable[[], Any]) -> None:
         """Runs `work`; an error that points to a client's log gets the log's path."""
@@ -144,7 +159,10 @@ class Launcher:
     # Watching
 
     def _watch(self, reader: int) -> None:
-        buffers = {reader: b"", self._control.fileno(): b""}
+        helpers = {self._control.fileno(): "forks clients"}
+        if self._emulator:
+            helpers[self._emulator.control.fileno()] = "emulates links"
+        buffers = dict.fromkeys([reader, *helpers], b"")
         with selectors.DefaultSelector() as selector:
             for fd in buffers:
                 selector.register(fd, selectors.EVENT_READ)
@@ -157,7 +175,8 @@ class Launcher:
                     if not data and key.fd == reader:
                         return self._reap_server()
                     if not data:
-                        raise Unavailable("the process that forks clients ended; run the same command again to resume")
+                        what = helpers[key.fd]
+                        raise Unavailable(f"the process that {what} ended; run the same command again to resume")
                 self._supervisor.start_due()
 
     def _handle_message(self, message: dict[str, Any]) -> None:
@@ -166,15 +185,20 @@ class Launcher:
         name = message.pop("event")
         if name == "listening":
             self._address = message["address"]
+            self._ways = self._emulator.open(self._address) if self._emulator else None
             self._supervisor.start_all()
         elif name == "round_finished":
             self._supervisor.reset_counts()
         self._watcher.event(name, message)
 
     def _start_client(self, number: int) -> None:
-        part = self._parts[number]
+        part, ways = self._parts[number], self._ways
+        first = part.clients.start
         options = {
-            "server": self._address,
+            "server": ways.server.get(first, self._address) if ways else self._address,
+            "speed": self._conditions[first].speed,
+            "cores": ways.door if ways else None,
+            "link": ways.links.get(first) if ways else None,
             "clients": [part.clients.start, part.clients.stop],
             "num_processes": len(self._parts),
             "state_dir": str(self._run.state_dir),
@@ -216,6 +240,9 @@ class Launcher:
             terminate(self._server_pid)
             wait_or_kill([self._server_pid], _GRACE_S)
         wait_or_kill([self._fork_server_pid], _GRACE_S)
+        if self._emulator:
+            self._emulator.close()
+            wait_or_kill([self._emulator.pid], _GRACE_S)
 
 
 def _read(fd: int) -> bytes:

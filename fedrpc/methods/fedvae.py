@@ -34,6 +34,7 @@ class FedVae(FedAvg[FedVaeParams]):
     """
 
     name = "fedvae"
+    needs_model = "dpms"
     dp_sgd = allowed()
 
     def network(self, build: Callable[[], nn.Module]) -> nn.Module:

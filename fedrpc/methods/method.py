@@ -92,6 +92,8 @@ class Method(Answering, Generic[State, P]):
     needs_each_update: ClassVar[str] = ""
     # Why the method has its own rule in place of the run's aggregators; "" when it uses `rnd.mean`.
     aggregates_itself: ClassVar[str] = ""
+    # The model that the method runs on when the user names none; "" for the data set's default.
+    needs_model: ClassVar[str] = ""
     # What clients may declare as public; `fedrpc audit` finds rows that say so of any other kind.
     public_kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.SCALARS})
 

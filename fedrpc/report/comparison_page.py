@@ -1,6 +1,6 @@
 """Renders compare.html: a comparison as one page that needs no other file and no network.
 
-comparison.py documents the values; this module plots them, and has the words that the terminal's table uses too.
+`study/comparison.py` documents the values, of which this module plots those of one seed, or the means over several.
 """
 
 from __future__ import annotations
@@ -9,7 +9,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from fedrpc.privacy.words import format_epsilon
+from fedrpc.report.comparison_words import (
+    RAW,
+    describe_guarantee,
+    describe_overhead,
+    describe_sameness,
+    describe_seeds,
+    describe_sharing,
+    format_accuracy,
+    format_deviation,
+    format_kernel_bytes,
+    format_overhead,
+    label_method,
+    list_guarantees,
+    sum_directions,
+)
 from fedrpc.report.markup import Plot, Table, Tile, render
 from fedrpc.report.plots_bytes import FILLS, format_size_tick
 from fedrpc.report.plots_learning import format_percent
@@ -17,88 +31,11 @@ from fedrpc.report.style import METHOD_HUES
 from fedrpc.report.svg import NARROW, WIDE, Axis, Canvas, Point
 from fedrpc.report.table import format_size
 from fedrpc.report.words import format_duration, pluralize
+from fedrpc.study.cells import BASELINE
 from fedrpc.wire.kinds import DIRECTIONS, Kind
 
-BASELINE = "fedavg"
-RAW = "RAW DATA"
-Curve = Sequence[Sequence[float]]  # (round, bytes, accuracy)
+Curve = Sequence[Sequence[float]]  # (round, bytes, accuracy), and more
 SINGLE = 20  # rounds; longer curves are smoothed: single rounds swing too much to compare
-
-
-# Words that the table uses too
-
-
-def make_title(document: Mapping[str, Any]) -> str:
-    """What was compared, in a few words."""
-    return f"{pluralize(len(document['methods']), 'method')} on {document['setting']['dataset']}"
-
-
-def format_accuracy(entry: Mapping[str, Any], name: str) -> str:
-    """One of a method's accuracies, without its unit."""
-    return f"{entry['accuracy'][name]:.2f}" if entry["accuracy"] else "-"
-
-
-def format_overhead(entry: Mapping[str, Any]) -> str:
-    """A method's overhead."""
-    return "-" if entry["overhead"] is None else f"{entry['overhead']:.3f}"
-
-
-def format_kernel_bytes(entry: Mapping[str, Any]) -> str:
-    """What TCP carried; only a lower bound when the run was resumed."""
-    return ("≥" if entry["bytes"]["kernel_note"] else "") + format_size(entry["bytes"]["kernel"])
-
-
-def format_deviation(measured: int, predicted: int) -> str:
-    """How far a measurement is from its formula, in a word."""
-    if measured == predicted:
-        return "exact"
-    return f"{100 * (measured - predicted) / predicted:+.3g} %" if predicted else "not predicted"
-
-
-def describe_sharing(entry: Mapping[str, Any]) -> str:
-    """What leaves a client besides weights and scalars; raw data stands out."""
-    shares = str(entry["shares"])
-    if entry["raw_data"]:
-        shares = f"{RAW}: {shares}" if shares else RAW
-    return shares or "nothing more"
-
-
-def describe_guarantee(entry: Mapping[str, Any]) -> str:
-    """A method's privacy for a cell: why it has none, or its epsilon, whose whole line then stands below the table."""
-    privacy = entry["privacy"]
-    if privacy["epsilon"] is None:
-        return str(privacy["text"])
-    return f"{format_epsilon(privacy)}; in full below"
-
-
-def list_guarantees(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The methods whose runs have an epsilon, with its whole line."""
-    entries = [entry for entry in document["methods"] if entry["privacy"]["epsilon"] is not None]
-    return [(entry["method"], entry["privacy"]["text"]) for entry in entries]
-
-
-def label_method(entry: Mapping[str, Any]) -> str:
-    """A method's name, always with the mark of raw data."""
-    return f"{entry['method']} ({RAW})" if entry["raw_data"] else str(entry["method"])
-
-
-def describe_overhead(document: Mapping[str, Any]) -> str:
-    """What overheads are measured against."""
-    return f"overhead: tensor bytes over FedAvg's {'run' if document['baseline']['by'] == 'run' else 'formula'}"
-
-
-def describe_sameness(document: Mapping[str, Any]) -> str:
-    """What is the same for all, and whether the ledgers confirm it."""
-    same = document["same"]
-    apart = {method: len(rounds) for method, rounds in same["cohorts"]["rounds_apart"].items()}
-    differing = ", ".join(f"{method} in {pluralize(count, 'round')}" for method, count in apart.items())
-    cohorts = f"but OTHER CLIENTS WERE ASKED by {differing}" if differing else "same cohorts in every round"
-    return f"same partition ({same['partition_sha256'][:16]}), same initial model, {cohorts}"
-
-
-def sum_directions(sides: Mapping[str, Mapping[str, int]], source: str) -> int:
-    """Measured or predicted bytes of both directions."""
-    return sum(side[source] for side in sides.values())
 
 
 # The page
@@ -123,18 +60,19 @@ def render_page(document: Mapping[str, Any]) -> str:
     chips = [
         ("partition", setting["partition"]),
         ("model", setting["model"]),
-        ("clients", f"{setting['num_clients']:,}"),
-        ("clients a round", f"{setting['clients_a_round']:,}"),
-        ("rounds", f"{setting['num_rounds']:,}"),
-        ("seed", setting["seed"]),
+        ("clients", setting["num_clients"]),
+        ("clients a round", setting["clients_a_round"]),
+        ("rounds", setting["num_rounds"]),
     ]
-    colours = assign_colours([entry["method"] for entry in document["methods"]])
-    failed = [(failure["method"], failure["reason"]) for failure in document["failed"]]
+    chips = [(name, f"{value:,}" if isinstance(value, int) else value or "several") for name, value in chips]
+    word, _, seeds = describe_seeds(document["seeds"]).partition(" ")
+    colours = assign_colours([entry["name"] for entry in document["methods"]])
+    failed = [(failure["name"], failure["reason"]) for failure in document["failed"]]
     return render(
         "comparison.html.j2",
-        subject=pluralize(len(document["methods"]), "method"),
-        dataset=setting["dataset"],
-        chips=chips,
+        subject=pluralize(len({entry["method"] for entry in document["methods"]}), "method"),
+        dataset=setting["dataset"] or "several data sets",
+        chips=[*chips, (word, seeds)],
         tiles=list(_make_tiles(document)),
         raw=RAW,
         colours=colours,
@@ -155,7 +93,7 @@ def _make_tiles(document: Mapping[str, Any]) -> Iterable[Tile]:
         best, private = ranked[0], [entry for entry in ranked if not entry["raw_data"]]
         note = label_method(best)
         if best["raw_data"] and private:
-            note += f"; without that {private[0]['method']}, {format_accuracy(private[0], 'last10')} %"
+            note += f"; without that {private[0]['name']}, {format_accuracy(private[0], 'last10')} %"
         yield Tile("highest mean of the last ten", f"{format_accuracy(best, 'last10')} %", note)
     least, *_, most = sorted([*entries, entries[-1]], key=lambda entry: int(entry["bytes"]["kernel"]))
     note = f"{label_method(most)}; least {format_size(least['bytes']['kernel'])}, {label_method(least)}"
@@ -164,8 +102,8 @@ def _make_tiles(document: Mapping[str, Any]) -> Iterable[Tile]:
     words = f"{describe_sameness(document).capitalize()}."
     yield Tile("compared", "like with like" if agree else "cohorts differ", words, "good" if agree else "bad")
     if document["failed"]:
-        names = ", ".join(failure["method"] for failure in document["failed"])
-        yield Tile("failed", pluralize(len(document["failed"]), "method"), names, "bad")
+        names = list(dict.fromkeys(failure["name"] for failure in document["failed"]))
+        yield Tile("failed", pluralize(len(names), "method"), ", ".join(names), "bad")
 
 
 def _collect_outcome(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,9 +113,7 @@ def _collect_outcome(document: Mapping[str, Any]) -> dict[str, Any]:
             entry,
             (
                 *(format_accuracy(entry, name) for name in ("last", "last10")),
-                f"{format_accuracy(entry, 'best')} (round {entry['accuracy']['best_round']})"
-                if entry["accuracy"]
-                else "-",
+                _format_best(entry),
                 format_size(entry["bytes"]["tensor"]["measured"]),
                 format_size(entry["bytes"]["message"]),
                 format_kernel_bytes(entry),
@@ -192,6 +128,12 @@ def _collect_outcome(document: Mapping[str, Any]) -> dict[str, Any]:
         f"{describe_overhead(document)}; kernel: all that TCP carried."
     )
     return {"head": (*head, "overhead", "time"), "rows": rows, "caption": caption}
+
+
+def _format_best(entry: Mapping[str, Any]) -> str:
+    best = format_accuracy(entry, "best")
+    found = entry["accuracy"] and entry["accuracy"]["best_round"]
+    return best if found is None else f"{best} (round {found})"
 
 
 def _list_sharing(document: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str, str, str]]:
@@ -212,7 +154,7 @@ def _list_sharing(document: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], 
 
 def _plot_learning(document: Mapping[str, Any], colours: Mapping[str, str]) -> list[Plot]:
     curves = {label_method(entry): entry["curve"] for entry in document["methods"] if entry["curve"]}
-    styles = {label_method(entry): colours[entry["method"]] for entry in document["methods"]}
+    styles = {label_method(entry): colours[entry["name"]] for entry in document["methods"]}
     if not curves:
         return []
     rounds, spent = ([point[place] for curve in curves.values() for point in curve] for place in (0, 1))
@@ -227,7 +169,7 @@ def _plot_learning(document: Mapping[str, Any], colours: Mapping[str, str]) -> l
 def _plot_curves(curves: Mapping[str, Curve], styles: Mapping[str, str], x: Axis, place: int, title: str) -> Plot:
     """Accuracy of each method against the number in `place` of a curve's points: its round or its bytes."""
     smoothing = max(map(len, curves.values())) > SINGLE
-    values = [value for curve in curves.values() for _, _, value in curve]
+    values = [point[2] for curve in curves.values() for point in curve]
     canvas = Canvas(x, Axis.over(values, "", format_percent), title.lower(), height=330)
     if smoothing:
         for method, curve in curves.items():
@@ -242,16 +184,16 @@ def _plot_curves(curves: Mapping[str, Curve], styles: Mapping[str, str], x: Axis
 
 def smooth(curve: Curve) -> list[tuple[float, float, float]]:
     """(round, bytes, mean accuracy of the last ten evaluations, or of all while there are fewer)."""
-    values = [value for _, _, value in curve]
+    values = [point[2] for point in curve]
     means = [mean(values[max(0, place - 9) : place + 1]) for place in range(len(values))]
-    return [(index, spent, value) for (index, spent, _), value in zip(curve, means, strict=True)]
+    return [(point[0], point[1], value) for point, value in zip(curve, means, strict=True)]
 
 
 def _make_tooltip(method: str, curve: Curve, x: int) -> Callable[[Point], str]:
     known = {(point[x], point[2]): point for point in curve}
 
     def describe(point: Point) -> str:
-        index, spent, value = known[point]
+        index, spent, value = known[point][:3]
         return f"{method}, round {index:g}: {value:.2f} % after {format_size(spent)}"
 
     return describe

@@ -16,7 +16,7 @@ from fedrpc.privacy.words import describe_epsilon, format_epsilon
 from fedrpc.report import plots_bytes, plots_learning, plots_partition
 from fedrpc.report.formula import describe_formula, list_differing
 from fedrpc.report.markup import Plot, Table, Tile, render
-from fedrpc.report.table import count_text_columns, format_size, list_kinds, print_summary
+from fedrpc.report.table import count_text_columns, format_size, list_kinds, list_time, print_summary
 from fedrpc.report.words import (
     compare_to_formula,
     describe_kinds,
@@ -108,6 +108,7 @@ def render_page(run: Run, verdict: Verdict = NOT_AUDITED) -> str:
         learning=_plot_learning(run),
         reported=_collect_reported(summary),
         bytes=_collect_bytes(run),
+        time=Table(*list_time(run.summary)),
         partition=_collect_partition(run),
         privacy=_collect_privacy(run, verdict.text),
         ledger_check=_list_ledger_check(summary),

@@ -12,6 +12,7 @@ from fedrpc.report.plots_learning import MAX_BARS, format_percent
 from fedrpc.report.svg import NARROW, WIDE, Axis, Canvas, Point
 from fedrpc.report.table import format_size
 from fedrpc.study.reading import Flow, Run
+from fedrpc.study.targets import list_points
 from fedrpc.wire.kinds import DIRECTIONS, Kind
 
 ARROWS = {"down": "↓ down", "up": "↑ up"}
@@ -100,9 +101,7 @@ def _list_layers(flows: Sequence[Flow]) -> list[tuple[str, str, list[int]]]:
 
 def list_spending(run: Run) -> list[tuple[int, int, float]]:
     """(round, the method's own message bytes up to its end, accuracy) of each evaluated round."""
-    flows = run.traffic.by_round
-    so_far = dict(zip(flows, accumulate(sum(flow.own.values()) for flow in flows.values()), strict=True))
-    return [(index, so_far.get(index, 0), value) for index, value in run.curve("accuracy")]
+    return [(point.round, point.num_bytes, point.accuracy) for point in list_points(run)]
 
 
 def plot_accuracy_by_bytes(run: Run) -> Plot | None:

@@ -1,4 +1,4 @@
-"""The table at the end of a run: accuracy, and what it cost on the wire, by kind and layer."""
+"""The tables at the end of a run: accuracy, what it cost on the wire by kind and layer, and where the time went."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrpc.report.formula import DIFFERS, describe_formula, list_differing
-from fedrpc.report.words import describe_kinds, describe_privacy, describe_reported, format_cell
+from fedrpc.report.words import describe_kinds, describe_privacy, describe_reported, format_cell, pluralize
 
 
 def format_size(num_bytes: float | None) -> str:
@@ -22,6 +22,12 @@ def format_size(num_bytes: float | None) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.2f} {unit}"
         num_bytes /= 1000
     raise AssertionError("the last unit covers everything")
+
+
+def describe_stop(stopped: Mapping[str, Any], num_rounds: int) -> str:
+    """When and why a budget ended a run before its last round."""
+    spent, budget = format_size(stopped["message_bytes"]), format_size(stopped["byte_budget"])
+    return f"after {pluralize(num_rounds, 'round')} with {spent} of messages, over the byte budget of {budget}"
 
 
 def list_kinds(part: Mapping[str, Any]) -> list[str]:
@@ -60,6 +66,40 @@ def _tabulate_bytes(summary: dict[str, Any]) -> Table:
     return table
 
 
+def list_time(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Where the time of a median round went: the heading, with a column for each phase, and a row for each part.
+
+    There are no rows for a run from before time was measured.
+    """
+    time = summary.get("time", {"parts": {}, "by_phase": {}})
+    phases, rows = time["by_phase"], []
+    for part in time["parts"]:
+        seconds = [found["median"][part] for found in phases.values()]
+        if any(seconds):
+            rows.append([part, *map(_format_seconds, seconds)])
+    if rows:
+        rows.append(["all", *(_format_seconds(found["median"]["seconds"]) for found in phases.values())])
+    return ["seconds", *phases], rows
+
+
+def _format_seconds(seconds: float) -> str:
+    return f"{seconds:.3f}" if seconds else "-"
+
+
+def _tabulate_time(summary: Mapping[str, Any]) -> Iterator[Table]:
+    head, rows = list_time(summary)
+    if not rows:
+        return
+    table = Table(title="Where the time went, median round", title_justify="left", header_style="bold")
+    for place, name in enumerate(head):
+        table.add_column(Text(name), justify="right" if place else "left", overflow="fold")
+    for row in rows[:-1]:
+        table.add_row(*map(Text, row))
+    table.add_section()
+    table.add_row(*map(Text, rows[-1]), style="bold")
+    yield table
+
+
 def _list_facts(summary: dict[str, Any]) -> Table:
     part, accuracy = summary["bytes"], summary["accuracy"]
     message = sum(part["total"][d]["message"] for d in ("down", "up"))
@@ -92,6 +132,8 @@ def _list_facts(summary: dict[str, Any]) -> Table:
     facts.add_row("ledgers", f"server and {check['clients']} clients {agree} ({check['compared']} rows)")
     if formula := describe_formula(summary):
         facts.add_row("formula", Text(formula, style="bold red" if list_differing(summary) else ""))
+    if summary.get("stopped"):
+        facts.add_row("stopped", describe_stop(summary["stopped"], summary["num_rounds"]))
     if summary.get("unanswered"):
         facts.add_row("answers", Text(summary["unanswered"], style="bold red"))
     if summary.get("caveat"):
@@ -103,6 +145,7 @@ def _list_facts(summary: dict[str, Any]) -> Table:
     for what, line in describe_kinds(summary["privacy"]).items():
         facts.add_row("", Text(f"{what}: {line}"))
     facts.add_row("time", f"{summary['seconds']:.1f} s")
+    facts.add_row("network", summary["model"])
     facts.add_row("model", summary["model_sha256"][:16])
     return facts
 
@@ -135,4 +178,5 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         f"{summary['num_rounds']} rounds, seed {summary['seed']}",
         style="bold",
     )
-    console.print(Group(Text(), title, _tabulate_bytes(summary), *_tabulate_reported(summary), _list_facts(summary)))
+    tables = (_tabulate_bytes(summary), *_tabulate_time(summary), *_tabulate_reported(summary))
+    console.print(Group(Text(), title, *tables, _list_facts(summary)))

@@ -21,8 +21,9 @@ from fedrpc.log import MAX_TEXT, clean_text
 from fedrpc.privacy.heads import HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
 from fedrpc.server.allowance import Allowance
-from fedrpc.server.connection import Connection, Desk
+from fedrpc.server.connection import Connection
 from fedrpc.server.coordinator import Coordinator
+from fedrpc.server.desk import Desk
 from fedrpc.server.gatekeeper import Applicant, Gatekeeper, read_certificate
 from fedrpc.server.roster import IdTaken, OutOfRange, Roster, Session, UnknownSession
 from fedrpc.server.rounds import ServerContext
@@ -234,7 +235,7 @@ class Servicer:
             return None if data is grpc.aio.EOF else data
 
         certificate = read_certificate(context.auth_context()).digest
-        connection = Connection(self._desk, read, context.write, lambda: self._sockets.measure(peer), certificate)
+        connection = Connection(self._desk, read, context.write, lambda: self._sockets.find(peer), certificate)
         self._connections[connection] = peer
         error: FedrpcError | None = None
         try:

@@ -15,19 +15,18 @@ from dataclasses import dataclass
 
 from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc import log
-from fedrpc.config import LimitsConfig
 from fedrpc.errors import AnswerRefused, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.files import explain_full
 from fedrpc.log import clean_text
-from fedrpc.privacy.heads import HeadsFile
-from fedrpc.privacy.ledger import PrivacyFile
-from fedrpc.server.mailbox import Delivery, Mailbox, Task
+from fedrpc.server.desk import Desk
+from fedrpc.server.mailbox import Delivery, Task
 from fedrpc.server.pace import PATIENCE_S, PERMIT_BYTES_S, Pace, Permit
-from fedrpc.server.roster import Roster, Session, UnknownSession
-from fedrpc.server.rounds import ServerContext
+from fedrpc.server.roster import Session, UnknownSession
+from fedrpc.server.timing import LinkReader
 from fedrpc.server.upload import Upload
+from fedrpc.wire import tcpinfo
 from fedrpc.wire.codec import MAX_PARTS
-from fedrpc.wire.envelope import FAILURE_CODES, Cancel, Finished
+from fedrpc.wire.envelope import FAILURE_CODES, Cancel, Finished, read_timing
 from fedrpc.wire.frames import (
     MAX_MISSED_HEARTBEATS,
     announces_chunks,
@@ -39,15 +38,11 @@ from fedrpc.wire.frames import (
     seal_frame,
     serialise_frame,
 )
-from fedrpc.wire.kinds import Direction
 from fedrpc.wire.ledger import (
     SESSION,
     Attempt,
-    LedgerFile,
     Rows,
-    Sums,
     count_other_fields,
-    count_session,
     list_inline,
     merge,
 )
@@ -59,60 +54,6 @@ _MAX_OUTBOX = 1000  # frames that wait to be sent: beyond it nothing more is rea
 _ATTACH_S = 10.0  # how long a stream may belong to nobody; a client says at once whose it is
 MAX_ATTEMPT = 1000  # uploads of one answer that have rows of their own in the ledger; all further ones share a row
 _Status = pb.Receipt.Status
-
-
-@dataclass(frozen=True)
-class Desk:
-    """What the streams of a server share.
-
-    Args:
-        round: The round under which traffic outside tasks is booked.
-        sending: Permits for large messages to clients.
-        receiving: Permits for large messages from clients.
-        config_hash: Of the run's configuration; clients that train with another one are refused.
-    """
-
-    server: ServerContext
-    roster: Roster
-    book: LedgerFile
-    privacy: PrivacyFile
-    heads: HeadsFile
-    limits: LimitsConfig
-    round: Callable[[], int]
-    sending: asyncio.Semaphore
-    receiving: asyncio.Semaphore
-    config_hash: str
-
-    @property
-    def mailbox(self) -> Mailbox:
-        """The tasks."""
-        return self.server.mailbox
-
-    def count_session(self, direction: Direction, client: int, size: int) -> Rows:
-        """The rows of a frame that belongs to no task."""
-        return count_session(self.round(), direction, client, size)
-
-    def count_field(self, direction: Direction, client: int, size: int) -> Rows:
-        """The rows of a field in a message that is booked under another client."""
-        return {key: Sums(0, size, 0) for key in self.count_session(direction, client, 0)}
-
-    def file_rows(self, client: int, released: pb.PrivacyRows) -> None:
-        """Files a client's privacy rows and its signature of them; raises WireError unless they are its own."""
-
-        # The head first: after a crash between the two the client sends the rows again.
-        def accept(count: int, head: bytes) -> None:
-            self.heads.add(client, count, head, released.signature)
-
-        self.privacy.extend(client, released.first, released.rows, accept)
-
-    def check_rows(self, client: int, envelope: pb.Envelope) -> None:
-        """Raises WireError when a data-derived part of a result has no privacy row."""
-        kinds = {part.name: part.kind for part in envelope.parts}
-        if missing := self.privacy.find_parts_without_row(client, envelope.task_id, envelope.digest, kinds):
-            raise WireError(
-                f"client {client}'s answer to '{envelope.phase}' has no privacy row for {', '.join(missing)[:200]}: "
-                "every part that depends on data needs one before it is accepted"
-            )
 
 
 @dataclass
@@ -131,8 +72,8 @@ class Connection:
     Args:
         read: Gives the next frame, None at the end of the stream.
         write: Sends a frame.
-        measure: Gives the bytes (sent, received) by the kernel's count, which moves within a frame, too: on a slow link
-            one frame takes minutes. None when the kernel does not tell; then frames count when they are complete.
+        measure: Gives the kernel's counters, whose bytes move within a frame, too: on a slow link one frame takes
+            minutes. None when the kernel does not tell; then frames count when they are complete.
         certificate: Tells the certificate of the other end from others, b"" when it has shown none.
     """
 
@@ -141,7 +82,7 @@ class Connection:
         desk: Desk,
         read: Callable[[], Awaitable[bytes | None]],
         write: Callable[[bytes], Awaitable[None]],
-        measure: Callable[[], tuple[int, int] | None] = lambda: None,
+        measure: Callable[[], tcpinfo.Connection | None] = lambda: None,
         certificate: bytes = b"",
     ) -> None:
         self._desk, self._read, self._write_frame = desk, read, write
@@ -154,7 +95,8 @@ class Connection:
         self._filled, self._has_room = asyncio.Event(), asyncio.Event()
         self._has_room.set()
         self._writing = asyncio.Lock()
-        self._measure, self._certificate = measure, certificate
+        self._measure, self._link = measure, LinkReader()
+        self._certificate = certificate
         self._num_written, self._num_read = 0, 0  # bytes in frames
         self._is_writing = self._is_reading = False
         self._written_pace, self._heard_pace = Pace(LEAST_BYTES_S), Pace(LEAST_BYTES_S)
@@ -240,7 +182,8 @@ class Connection:
 
     def check_idle(self, now: float) -> None:
         """Ends the stream when what should move does not, or too slowly; called several times a second."""
-        sent, received = self._measure() or (self._num_written, self._num_read)
+        found = self._measure()
+        sent, received = (found.sent, found.received) if found else (self._num_written, self._num_read)
         limit_s, silence_s = self._desk.limits.transfer_idle_s, MAX_MISSED_HEARTBEATS * self._desk.limits.heartbeat_s
         slow = f"less than {LEAST_BYTES_S} bytes a second on average over {limit_s:g} s; the transfer was aborted"
         if self._is_writing:
@@ -353,6 +296,7 @@ class Connection:
         sent = _Sent(task.task_id, attempt, rows)
         if task.question.is_small:
             self._sent[task.task_id] = sent
+        task.times.note_begun(len(head))
         try:
             await self._write(head)
             for kind, size, data in frames:
@@ -364,6 +308,7 @@ class Connection:
             overtaken = sent.booked
             self._book_sent(sent, whole=whole)
             if whole:
+                task.times.note_sent()
                 self._mailbox.mark_delivered(delivery)
                 if task.done and not overtaken:  # a Cancel that came before the last chunk found no task there
                     self._queue(session, pb.Frame(cancel=pb.Cancel(task_id=task.task_id, reason="no longer needed")))
@@ -455,6 +400,7 @@ class Connection:
             else:
                 self._check_headers(task, envelope)
                 self._desk.check_rows(session.client, envelope)
+                task.times.note_answer(size, read_timing(frame.timing) if frame.HasField("timing") else None)
                 if announces_chunks(frame) and not envelope.HasField("failure"):
                     await self._begin_upload(task, session, envelope, attempt, rows)
                     return
@@ -509,8 +455,14 @@ class Connection:
         assemble_frame(frame, self._desk.limits.most_bytes, data)
         merge(rows, attempt.close())
         self._desk.book.book(rows, whole=task.task_id)
+        self._write_timing(task)
         kept = self._desk.server.spool.keep_small(data.getvalue(), task.epoch, task.task_id)
         self._mailbox.accept_reply(task, kept)
+
+    def _write_timing(self, task: Task) -> None:
+        said = task.times.said
+        link = self._link.read(self._measure(), said.resent if said else 0)
+        self._desk.server.timing.write_answer(task, link)
 
     # Large results
 
@@ -546,6 +498,7 @@ class Connection:
         status = _Status.STATUS_LATE
         if not upload.task.done:
             self._desk.book.book(upload.take_rows(accepted=True), whole=upload.task.task_id)  # see `_accept_small`
+            self._write_timing(upload.task)
             self._mailbox.accept_reply(upload.task, upload.keep(self._desk.server.spool))
             status = _Status.STATUS_ACCEPTED
         self._acknowledge(upload.session, upload.task.task_id, status, upload.take_rows(accepted=False))

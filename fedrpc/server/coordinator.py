@@ -19,17 +19,20 @@ from fedrpc.files import write_checksums, write_durably
 from fedrpc.methods.builtin import EVALUATION, LEDGER, Candidate, ClientEvaluation
 from fedrpc.methods.runtime import SETUP_ROUND
 from fedrpc.metrics.records import RecordsFile
+from fedrpc.metrics.timing import TIMING_FILE, summarise_time
 from fedrpc.privacy import summary as privacy
 from fedrpc.privacy.accountant import describe_weak_delta
 from fedrpc.privacy.unaccounted import describe_unaccounted, find_unaccounted
 from fedrpc.seeds import derive, seed_torch
 from fedrpc.server import evaluation, summary
+from fedrpc.server.attendance import EVERYBODY, Attendance, plan_attendance
 from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder
 from fedrpc.server.formula import compare_with_formula
 from fedrpc.server.overlap import FEATURES, TEST, EvaluationThread, FinishedRound
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import ServerContext, ServerRound
 from fedrpc.server.selection import select_cohort
+from fedrpc.server.timing import StageClock
 from fedrpc.wire import ledger, stored
 from fedrpc.wire.codec import check_finite
 from fedrpc.wire.kinds import Kind
@@ -42,6 +45,7 @@ _FINAL = (
     "model.safetensors",
     "records.jsonl",
     "ledger.jsonl",
+    TIMING_FILE,
 )  # final; privacy rows may come late
 _QUIET_S = 0.06  # longer than a delayed TCP acknowledgement
 _MORE_ROWS = 1000  # of a client's ledger, of which the server saw nothing
@@ -66,6 +70,7 @@ class Coordinator:
         self._log = log.get("coordinator")
         self._evaluation = EvaluationThread(evaluation.Evaluator(server.problem, server.device), server.device)
         self._pending: asyncio.Task[None] | None = None  # the evaluation of the last durable round
+        self._clock = StageClock()
         self.round = SETUP_ROUND  # under which traffic outside tasks is booked
         self._was_resumed = False
         self._kernel_before = [0, 0]
@@ -73,6 +78,8 @@ class Coordinator:
         self._aggregation: dict[str, Any] = {}  # the aggregators' states, by name
         self._started = time.monotonic()
         self._warning = ""  # about the run's privacy settings
+        self._num_rounds = self._config.rounds  # fewer when a budget ends the run before
+        self._stopped: dict[str, int] | None = None  # by a budget: what it was, and what was spent
 
     async def run(self) -> dict[str, Any]:
         """Runs all rounds and returns the summary."""
@@ -91,10 +98,13 @@ class Coordinator:
             self._write(unfinished.complete(await self._evaluation.evaluate_alone(unfinished.owed)))
         self._check_delta()
         await self._wait_for_clients()
+        self._clock.start()
         if first == SETUP_ROUND:
             state = await self._setup(state, steps)
             first, steps = 0, {}
         for index in range(first, self._config.rounds):
+            if self._stopped:
+                break
             state = await self._round(state, index, steps)
             steps = {}
         return await self._finish(state)
@@ -120,9 +130,13 @@ class Coordinator:
         self._records = RecordsFile(self._out / "records.jsonl", *last)
         if kept or self._book.num_resumed:
             self._take_up_kernel(kept.kernel if kept else [0, 0])
+        if not self._book.num_resumed:  # nothing of the next round is booked, so it has no answer yet
+            self._server.timing.drop_from(done + 1)
         if kept is None:
             return state, SETUP_ROUND, {}, None
         self._seconds_before = kept.seconds
+        if any("stopped" in record for record in kept.records):
+            self._stop_if_spent(kept.round)  # a kill may have come before the summary
         self._server.mailbox.durable = kept.point
         self._log.info("resumed", after_round=done)
         if done >= 0:
@@ -166,9 +180,16 @@ class Coordinator:
 
     # Rounds
 
-    def _open_stage(self, index: int, cohort: Sequence[int], steps: Mapping[str, int] | None = None) -> ServerRound:
+    def _open_stage(
+        self,
+        index: int,
+        cohort: Sequence[int],
+        steps: Mapping[str, int] | None = None,
+        attendance: Attendance = EVERYBODY,
+    ) -> ServerRound:
         """A round object for a stage of the method; with `steps` it can have durable points within it."""
         self.round = index
+        self._clock.enter(ledger.SESSION, "aggregate")
         self._seed_torch(index)
         return ServerRound(
             self._server,
@@ -177,14 +198,17 @@ class Coordinator:
             self._config.limits.quorum,
             aggregation=self._aggregation,
             attempts=self._book.find_next_attempts(index),
+            attendance=attendance,
             steps=steps,
             save=None if steps is None else self._save_within,
+            clock=self._clock,
         )
 
     def _open_own_stage(self, index: int, cohort: Sequence[int]) -> ServerRound:
         """A round for the coordinator's own questions, which have no quorum."""
         self.round = index
-        return ServerRound(self._server, index, cohort, quorum=0.0, attempts=self._book.find_next_attempts(index))
+        attempts = self._book.find_next_attempts(index)
+        return ServerRound(self._server, index, cohort, quorum=0.0, attempts=attempts, clock=self._clock)
 
     def select_cohort(self, index: int) -> list[int]:
         """The clients asked in a round: the same for every method with the same seed."""
@@ -207,7 +231,8 @@ class Coordinator:
 
     async def _round(self, state: Any, index: int, steps: Mapping[str, int]) -> Any:
         started = time.monotonic()
-        rnd = self._open_stage(index, self.select_cohort(index), steps)
+        attendance = plan_attendance(self._config, index)
+        rnd = self._open_stage(index, self.select_cohort(index), steps, attendance)
         state = await self._method.round(state, rnd)
         await self._check_state(state, rnd)
         self._aggregation = rnd.aggregation
@@ -216,8 +241,12 @@ class Coordinator:
         record |= rnd.recorded | self._describe_stage(rnd)
         if not rnd.answered:
             record["unanswered"] = next(iter(rnd.missing.values()), "")
-        weights, last = self._method.model(state), index == self._config.rounds - 1
+        self._clock.enter(ledger.EVALUATE, "evaluate")
+        self._stop_if_spent(index)
+        record |= {"stopped": self._stopped} if self._stopped else {}
+        weights, last = self._method.model(state), index == self._num_rounds - 1
         evaluated = {"event": "evaluated", "round": index} | await self._evaluate_on_clients(weights, index, last=last)
+        self._clock.enter(ledger.EVALUATE, "evaluate")
         await self._settle()  # the evaluation holds one model at a time
         found = FinishedRound(record, evaluated, self._list_owed(index, last=last), {})
         if found.owed:
@@ -234,13 +263,27 @@ class Coordinator:
             self._show(found)
         return state
 
+    def _stop_if_spent(self, index: int) -> None:
+        """Makes a round the last one when the method's own messages have passed the budget."""
+        budget = self._config.limits.byte_budget
+        if budget is not None and self._book.own_bytes > budget and index + 1 < self._config.rounds:
+            self._num_rounds = index + 1
+            self._stopped = {"byte_budget": budget, "message_bytes": self._book.own_bytes}
+            self._log.info("byte_budget_spent", round=index, **self._stopped)
+
     def _describe_stage(self, rnd: ServerRound) -> dict[str, Any]:
-        """Who took part, and for how many rounds the run was planned then: noise for a target epsilon follows it."""
-        return {"participation": rnd.describe_participation(), "planned_rounds": self._config.rounds}
+        """Who took part, and for how many rounds the run was planned then: noise for a target epsilon follows it.
+
+        Links, too, can change when a run is resumed.
+        """
+        found = {"participation": rnd.describe_participation(), "planned_rounds": self._config.rounds}
+        return found | ({"link": self._config.link} if self._config.link else {})
 
     async def _evaluate_beside(self, found: FinishedRound) -> None:
         """Evaluates a durable round while the next one runs, and writes its lines."""
+        started = time.monotonic()
         self._write(found.complete(await self._evaluation.evaluate(found.owed)))
+        self._clock.note_beside(ledger.EVALUATE, time.monotonic() - started)
 
     async def _settle(self) -> None:
         """Waits until the lines of every durable round are written."""
@@ -269,6 +312,7 @@ class Coordinator:
         Args:
             owed: What the server has still to evaluate; then the checkpoint alone has the records so far.
         """
+        self._write_timing(index)
         await self._checkpoint(state, self._aggregation, index, records, None, owed)
         self._book.end_round()
         self.round = index + 1  # traffic between rounds belongs to the next one, since written rows are not rewritten
@@ -291,10 +335,18 @@ class Coordinator:
 
     async def _save_within(self, rnd: ServerRound, state: Any) -> None:
         await self._check_state(state, rnd)
+        phase = self._clock.phase
+        self._write_timing(rnd.index)
         await self._checkpoint(state, rnd.aggregation, rnd.index, [], dict(rnd.steps))
         self._book.forget_tasks()
         self._reach_durable_point()
         self._seed_torch(rnd.index)
+        self._clock.enter(phase, "aggregate")
+
+    def _write_timing(self, index: int) -> None:
+        """Writes where the time since the last checkpoint went, before the next one: a kill may come in between."""
+        self._clock.enter(ledger.SESSION, "checkpoint")
+        self._server.timing.write_phases(self._clock.take(index, self._server.mailbox.durable))
 
     async def _checkpoint(
         self,
@@ -363,6 +415,7 @@ class Coordinator:
         await self._settle()
         if type(self._method).overrides("finalize") and self._config.rounds:
             state = await self._finalize(state)
+        self._write_timing(self._config.rounds)
         weights = self._method.model(state)
         check = await self._compare_ledgers()
         kernel = await self._await_quiet_kernel()  # the last receipts are on their way
@@ -381,11 +434,12 @@ class Coordinator:
 
     async def _finalize(self, state: Any) -> Any:
         """Finalizes after the last round; the checkpoint stays before it, for a longer run to resume from."""
-        index = self._config.rounds
+        index = self._num_rounds
         rnd = self._open_stage(index, range(self._config.clients))
         state = await self._method.finalize(state, rnd)
         await self._check_state(state, rnd)
         rnd.close()
+        self._clock.enter(ledger.EVALUATE, "evaluate")
         weights = self._method.model(state)
         await self._evaluation.load(weights)
         evaluated = {"event": "evaluated", "round": index} | await self._evaluation.evaluate_alone([TEST, FEATURES])
@@ -399,7 +453,7 @@ class Coordinator:
         )
         # Only those that had a task: the others have no rows to compare.
         asked = [session.client for session in self._roster if session.client in ours]
-        rnd = self._open_own_stage(self._config.rounds, asked)
+        rnd = self._open_own_stage(self._num_rounds, asked)
         sums = {"compared": 0, "differing": 0, "only_server": 0, "only_client": 0}
         # A new question each time, so that no answer from before a restart is reused.
         question = LedgerQuestion(f"what did you count? {uuid.uuid4().hex}")
@@ -431,11 +485,15 @@ class Coordinator:
         return {"down": before[0], "up": before[1]}
 
     def _summarise(self, weights: Tensors, kernel: dict[str, int], rows: ledger.Rows) -> dict[str, Any]:
-        cohorts = [self.select_cohort(index) for index in range(self._config.rounds)]
+        cohorts = [
+            [client for client in self.select_cohort(index) if client not in plan_attendance(self._config, index).gone]
+            for index in range(self._num_rounds)
+        ]
         shapes = summary.build_shapes(self._problem, weights, cohorts)
         cost, fedavg = summary.predict_cost(self._problem, shapes), summary.compute_fedavg_cost(self._problem, shapes)
         sizes = summary.summarise_bytes(rows, cost, fedavg, kernel, self._meter.note)
-        return summary.describe_run(self._config, self._server.run_id, self._config.rounds) | {
+        return summary.describe_run(self._config, self._server.run_id, self._num_rounds) | {
+            "stopped": self._stopped,
             "caveat": summary.get_caveat(self._method, self._problem.params),
             "accuracy": summary.summarise_accuracy(self._records.all()),
             "reported": summary.collect_reported(
@@ -444,6 +502,7 @@ class Coordinator:
             "unanswered": summary.describe_unanswered(self._records.all()),
             "privacy": self._summarise_privacy(rows),
             "seconds": self._seconds(),
+            "time": summarise_time(self._server.timing.read()),
             "model_sha256": summary.hash_model(weights),
             "bytes": sizes,
             "formula": compare_with_formula(sizes, cost, self._records.all()),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc import log
@@ -17,6 +17,7 @@ from fedrpc.errors import MethodFailed
 from fedrpc.server.question import Question
 from fedrpc.server.roster import Link, Roster, Session
 from fedrpc.server.spool import Spooled
+from fedrpc.server.task_times import TaskTimes
 from fedrpc.wire.envelope import Cancel, Finished
 
 _MAX_MISSED = 2  # deadlines in a row, before a process of many clients counts as hung
@@ -30,6 +31,7 @@ class Missing:
     Args:
         hung: It missed its deadline; another question in the same round would only miss it again.
         abstained: It chose not to answer, which is no failure.
+        planned: The run's settings want it so: the client dropped out, or (`hung`) was not among the first.
         failed: What failed, if it would fail again when the client is asked again.
     """
 
@@ -37,6 +39,7 @@ class Missing:
     hung: bool = False
     abstained: bool = False
     failed: type[MethodFailed] | None = None
+    planned: bool = False
 
 
 @dataclass(eq=False)
@@ -50,6 +53,7 @@ class Task:
         began_at: When its time began: with its first delivery, and anew once a delivery was complete.
         held_since: Since when it waits for the server: for its turn, or for a permit to be sent.
         stalled: Whether the answer that is coming in is too slow to be given more time.
+        times: What is measured of it; no time limit looks at that.
     """
 
     task_id: str
@@ -72,6 +76,7 @@ class Task:
     stalled: bool = False
     number: int = -1  # in the order of posting
     queued: Link | None = None  # the stream in whose queue of ready tasks it is
+    times: TaskTimes = field(default_factory=TaskTimes)
 
     @property
     def done(self) -> bool:
@@ -143,6 +148,7 @@ class Mailbox:
     def post(self, tasks: Iterable[Task]) -> None:
         """Enqueues tasks in the order in which they may be leased."""
         for task in tasks:
+            task.times.note_posted()
             task.number = self._num_posted
             self._num_posted += 1
             self._open[task.task_id] = task
@@ -150,11 +156,15 @@ class Mailbox:
             self._queue_next(task.client)
         self._lease_ready()
 
-    def withdraw(self, tasks: Iterable[Task], reason: str) -> None:
-        """Ends tasks that nobody waits for, and cancels them at their clients; does nothing once the server stops."""
+    def withdraw(self, tasks: Iterable[Task], reason: str, *, late: bool = False) -> None:
+        """Ends tasks that nobody waits for, and cancels them at their clients; does nothing once the server stops.
+
+        Args:
+            late: Their clients were not among the first, and are not asked again in the round.
+        """
         for task in tasks:
             if not task.done and not self._ending:
-                self._end(task, Missing(reason), cancel=True)
+                self._end(task, Missing(reason, hung=late, planned=late), cancel=True)
 
     def end(self) -> None:
         """Notes that the server stops before the run ends: clients go on, since a restart asks the same questions."""
@@ -319,6 +329,7 @@ class Mailbox:
         """Ends a task whose question cannot be encoded: the method's mistake, which its `ask` raises."""
         self._remove(task)
         self._unlease(task)
+        task.times.note_ended()
         if not task.done:
             task.outcome.set_exception(error)
         self._queue_next(task.client)
@@ -349,6 +360,7 @@ class Mailbox:
 
     def _end(self, task: Task, outcome: Spooled | Missing, *, cancel: bool = False) -> None:
         self._remove(task)
+        task.times.note_ended()
         if self._busy.get(task.client) is task:
             self._unlease(task)
             session = self._roster.get(task.client)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedrpc.errors import AnswerRefused, Diverged, FedrpcError, MethodFailed, QuorumError
+from fedrpc.errors import AnswerRefused, ConfigError, Diverged, FedrpcError, MethodFailed, QuorumError
 from fedrpc.server.mailbox import Missing
 
 _MAX_REASONS = 3  # in one message
@@ -39,8 +39,14 @@ def build_quorum_error(
     """
     answered = num_asked - len(missing)
     failed = {client: why for client, why in missing.items() if why.failed}
-    passing = sum(not why.failed and not why.abstained for why in missing.values())
+    passing = sum(not why.failed and not why.abstained and not why.planned for why in missing.values())
     lasts = answered + passing < needed
+    if lasts and not failed and any(why.planned for why in missing.values()):
+        return ConfigError(
+            f"{where}: {answered} of {num_asked} clients answered, the quorum is {needed}: too many drop out of this "
+            "round, and the same ones will again; go on with a lower --set limits.quorum, or choose a lower --dropout "
+            "or a higher --select-extra, in another --out"
+        )
     groups = group_by_reason(failed if lasts else missing)
     reasons = [f"{name_clients(clients)}: {reason}" for reason, clients in list(groups.items())[:_MAX_REASONS]]
     what = f"{where}: {answered} of {num_asked} clients answered, the quorum is {needed} ({'; '.join(reasons)})"

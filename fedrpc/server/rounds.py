@@ -37,10 +37,12 @@ from fedrpc.methods.runtime import Aggregate
 from fedrpc.problem import Problem
 from fedrpc.process import keeping_freed_memory
 from fedrpc.seeds import derive
+from fedrpc.server.attendance import EVERYBODY, Attendance, list_absent
 from fedrpc.server.mailbox import Mailbox, Missing, Task
 from fedrpc.server.question import Expectation, Question
 from fedrpc.server.quorum import build_quorum_error, group_by_reason, name_clients
 from fedrpc.server.spool import Spool, Spooled, read_reply
+from fedrpc.server.timing import StageClock, Timekeeper
 from fedrpc.server.updates import UpdateNorms, check_counts
 from fedrpc.training.loop import compute_learning_rate
 from fedrpc.wire.codec import Layout, check_finite, check_same_layout, decode_parts, read_layout
@@ -71,6 +73,7 @@ class ServerContext:
     io: Executor
     device: torch.device
     progress: Progress
+    timing: Timekeeper = field(default_factory=Timekeeper)
 
     @cached_property
     def most_examples(self) -> list[int]:
@@ -123,8 +126,10 @@ class ServerRound:
         quorum: The share of the clients asked that must answer.
         aggregation: The aggregators' states, by name.
         attempts: Gives the number of the first delivery of a phase to a client: not 0 in a round that is repeated.
+        attendance: Who takes part in each question.
         steps: The next step by phase, in a stage that resumes from a durable point within it.
         save: Makes a state durable.
+        clock: Measures where the time goes.
     """
 
     def __init__(
@@ -136,8 +141,10 @@ class ServerRound:
         *,
         aggregation: Mapping[str, Any] | None = None,
         attempts: Callable[[str, ClientId], int] = lambda *_: 0,
+        attendance: Attendance = EVERYBODY,
         steps: Mapping[str, int] | None = None,
         save: Callable[[ServerRound, Any], Awaitable[None]] | None = None,
+        clock: StageClock | None = None,
     ) -> None:
         self.index = index
         self.cohort: Sequence[ClientId] = tuple(cohort)
@@ -149,10 +156,13 @@ class ServerRound:
         self.answered: set[ClientId] = set()  # who gave at least one answer
         self._abstained: set[ClientId] = set()  # who declined at least one question
         self._missed: set[ClientId] = set()  # who failed to answer at least one
+        self._reasons: dict[ClientId, Missing] = {}  # why, the last time
         self._num_answers: Counter[str] = Counter()  # by phase
         self._server, self._quorum, self._attempts, self._save = server, quorum, attempts, save
+        self._clock = clock or StageClock()
+        self._attendance = attendance
         self._scope = ""  # before the purposes of random streams
-        self._hung: dict[ClientId, str] = {}
+        self._hung: dict[ClientId, Missing] = {}
         self._posted: list[Task] = []
         self._shown_at = 0.0
         self._warned: set[str] = set()  # reasons
@@ -217,7 +227,7 @@ class ServerRound:
             "abstained": sorted(self._abstained),
             "missing": sorted(self._missed),
             "answers": dict(self._num_answers),
-        }
+        } | list_absent(self._reasons)
 
     def close(self) -> None:
         """Withdraws the tasks that the method left unanswered."""
@@ -298,14 +308,19 @@ class ServerRound:
 
     async def _read_again(self, phase: Phase[Any, Up], asked: _Asked) -> AsyncIterator[Reply[Up]]:
         """Yields the answers that were found right, from where they are spooled."""
-        for client, reply in asked.replies.items():
-            yield Reply(client, await self._server.off_loop(_decode, reply, phase))
+        for client, spooled in asked.replies.items():
+            self._clock.enter(phase.name, "read")
+            reply = Reply(client, await self._server.off_loop(_decode, spooled, phase))
+            self._clock.enter(phase.name, "aggregate")
+            yield reply
+            del reply  # its mapped file with it
 
     def _for_layer(self, layer: Aggregator[Any, Any]) -> ServerRound:
         """This round for an aggregator: with random streams of its own, and its answers are no participation."""
         mine = copy.copy(self)
         mine._scope = f"aggregation/{layer.name}/"
         mine.answered, mine._abstained, mine._missed = set(), set(), set()
+        mine._reasons = {}
         return mine
 
     def _set_state(self, layer: Aggregator[Any, Any], state: Any) -> None:
@@ -372,22 +387,28 @@ class ServerRound:
     ) -> AsyncIterator[Reply[Up]]:
         messages = dict(message) if isinstance(message, Mapping) else dict.fromkeys(self.cohort, message)
         asked = asked or _Asked(self._server.expect(phase))
+        self._clock.enter(phase.name, "encode")
         tasks = await self._make_tasks(phase, messages, self._next_step(phase), asked.expected)
         checks = (phase.check, check)
+        self._attendance.apply(tasks, self._server.mailbox)
         self._server.mailbox.post(task for task in tasks if not task.done)
         try:
             for task in tasks:
                 self._show_progress(phase, tasks)
+                self._clock.wait(phase.name, task.times)
                 outcome = await task.outcome
+                self._clock.enter(phase.name, "read")
                 reply = await self._read_reply(outcome, phase, task, messages[task.client], checks, inspect)
                 if isinstance(reply, Missing):
                     asked.missing[task.client] = reply
                     self._note_missing(phase, task.client, reply)
+                    self._server.timing.write_missing(task, reply)
                     continue
                 assert not isinstance(outcome, Missing), "it was read"
                 asked.replies[task.client] = outcome
                 self.answered.add(task.client)
                 self._num_answers[phase.name] += 1
+                self._clock.enter(phase.name, "aggregate")
                 yield reply
                 del reply  # its mapped file with it
                 task.question.forget()
@@ -396,7 +417,11 @@ class ServerRound:
             raise
         finally:
             self._server.mailbox.withdraw(tasks, "the answer is no longer needed")
+            for task in tasks:
+                if task.done:
+                    self._server.timing.write_withdrawn(task)
             self.missing = {client: why.reason for client, why in asked.missing.items()}
+        self._clock.enter(phase.name, "aggregate")
         self._check_quorum(phase, asked, self._quorum if quorum is None else quorum)
 
     def _next_step(self, phase: Phase[Any, Any]) -> int:
@@ -425,7 +450,7 @@ class ServerRound:
                 if kept:
                     outcome.set_result(kept)
             if not outcome.done() and client in self._hung:
-                outcome.set_result(Missing(self._hung[client], hung=True))
+                outcome.set_result(self._hung[client])
             attempt = self._attempts(phase.name, client)
             tasks.append(Task(name, client, epoch, self.index, phase.name, step, question, outcome, attempt=attempt))
         self._posted[:] = [task for task in self._posted if not task.done] + tasks
@@ -483,10 +508,11 @@ class ServerRound:
 
     def _note_missing(self, phase: Phase[Any, Any], client: ClientId, why: Missing) -> None:
         if why.hung:
-            self._hung[client] = why.reason
+            self._hung[client] = why
+        self._reasons[client] = why
         (self._abstained if why.abstained else self._missed).add(client)
         # What fails again and again is said once, by `_check_quorum`: as a warning, or as what ends the run.
-        say = self._log.info if why.failed else self._log.warning
+        say = self._log.info if why.failed or why.planned else self._log.warning
         say("client_missing", phase=phase.name, client=client, why=why.reason)
 
     def _show_progress(self, phase: Phase[Any, Any], tasks: Sequence[Task]) -> None:
@@ -500,7 +526,7 @@ class ServerRound:
     def _check_quorum(self, phase: Phase[Any, Any], asked: _Asked, quorum: float) -> None:
         num_asked, missing = asked.num_asked, asked.missing
         # Clients that abstained could not answer, so the quorum does not count them.
-        due = num_asked - sum(why.abstained for why in missing.values())
+        due = self._attendance.count_due(num_asked - sum(why.abstained for why in missing.values()))
         needed, answered = math.ceil(quorum * due), num_asked - len(missing)
         if answered < needed:
             where = f"round {self.index}, phase {phase.name}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import json
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,10 @@ from fedrpc.clock import PauseDetector
 from fedrpc.config import RunConfig, build, list_differences, read_toml, to_toml
 from fedrpc.data.partition_summary import summarize_partition
 from fedrpc.device import choose
+from fedrpc.emulation.conditions import Conditions, describe_all
 from fedrpc.errors import ConfigError, Damaged, Unavailable
 from fedrpc.files import CHECKSUMS, RESTORE, explain_damage, find_changed, write_durably
+from fedrpc.metrics.timing import TIMING_FILE, TimingFile
 from fedrpc.privacy.heads import HEADS_FILE, HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile, Stages
 from fedrpc.problem import Problem
@@ -39,6 +42,7 @@ from fedrpc.server.rounds import Progress, ServerContext
 from fedrpc.server.selection import select_cohort
 from fedrpc.server.sockets import Sockets, reserve_files
 from fedrpc.server.spool import Spool
+from fedrpc.server.timing import Timekeeper
 from fedrpc.tls.credentials import ServerTls
 from fedrpc.wire.ledger import EVALUATE, LedgerFile
 from fedrpc.wire.tcpinfo import Meter
@@ -68,6 +72,7 @@ class ServerOptions:
     linger: bool = False  # keep serving after the end, so that late clients learn of it
     outlived: bool = True  # by its clients, which look for it again when it was killed
     when_over: Callable[[], None] = lambda: None  # called when the run directory is complete
+    conditions: Sequence[Conditions] = ()  # of its clients, where they are emulated
 
 
 def lock(out: Path) -> IO[str]:
@@ -130,6 +135,13 @@ def _claim(out: Path, config: RunConfig) -> str:
     return run_id
 
 
+def is_complete(summary: Mapping[str, Any], config: RunConfig) -> bool:
+    """Whether a run with this summary has all that a configuration asks for, in rounds or within its budget."""
+    budget, stopped = config.limits.byte_budget, summary.get("stopped")
+    is_spent = budget is not None and stopped and stopped["message_bytes"] > budget
+    return bool(summary["num_rounds"] == config.rounds or (is_spent and summary["num_rounds"] < config.rounds))
+
+
 def load_finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
     """Loads the summary of a finished run; removes it and returns None when the configuration asks for more rounds."""
     path = out / "summary.json"
@@ -139,7 +151,7 @@ def load_finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
         for fault in find_changed(out, [path.name]):
             raise ValueError(fault)
         result: dict[str, Any] = json.loads(path.read_bytes())
-        if result["num_rounds"] == config.rounds:
+        if is_complete(result, config):
             return result
     path.unlink()
     return None
@@ -171,14 +183,29 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
         else:
             (options.out / CHECKSUMS).unlink(missing_ok=True)  # of files that change from here on
             write_durably(options.out / "partition.json", (json.dumps(table) + "\n").encode())
+            _note_conditions(options)
             log.get("server").info("run", id=run_id, method=problem.config.method, out=str(options.out))
         return await _run_server(problem, device, run_id, options, progress, health, stack)
+
+
+def _note_conditions(options: ServerOptions) -> None:
+    """Writes which client has which link and speed; of a run that is resumed with others, the last ones."""
+    if any(each.describe() for each in options.conditions):
+        table = {"clients": describe_all(options.conditions)}
+        write_durably(options.out / "conditions.json", (json.dumps(table, indent=1) + "\n").encode())
+
+
+def check_config(config: RunConfig, data_dir: Path | None) -> None:
+    """Raises ConfigError when the data, the network or another setting does not suit the method."""
+    problem = Problem(config, data_dir)
+    select_cohort(problem.config, problem.env, 0)  # raises when the selection does not exist or does not work
 
 
 def _prepare(config: RunConfig, data_dir: Path | None) -> tuple[Problem, dict[str, Any]]:
     """Builds the learning problem, and the table that describes its partition."""
     problem = Problem(config, data_dir)
-    select_cohort(problem.config, problem.env, 0)  # raises now when the selection does not exist or does not work
+    for index in range(max(1, config.rounds)) if config.availability else (0,):
+        select_cohort(problem.config, problem.env, index)  # raises now when the selection does not exist or work
     table = summarize_partition(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
     # For those who read the run without its data: what a client trains on, after its local test set is set aside.
     found = {"num_train": list(problem.env.num_examples()), "shape": list(problem.dataset.shape)}
@@ -207,20 +234,13 @@ async def _run_server(
     book = stack.enter_context(contextlib.closing(LedgerFile(out)))
     privacy = stack.enter_context(contextlib.closing(PrivacyFile(out / "privacy.jsonl", _list_stages(problem))))
     heads = stack.enter_context(contextlib.closing(HeadsFile(out / HEADS_FILE, run_id)))
+    timing = Timekeeper(stack.enter_context(contextlib.closing(TimingFile(out / TIMING_FILE))))
     spool = stack.enter_context(contextlib.closing(Spool(out / "spool")))
     roster = Roster(config.clients, config.limits.grace_s)
     mailbox = Mailbox(roster, config.limits, config.parallel)
     listeners = [progress]
-    context = ServerContext(
-        problem,
-        run_id,
-        mailbox,
-        spool,
-        work,
-        io,
-        device,
-        progress=lambda *event: _notify(listeners, *event),
-    )
+    notify = functools.partial(_notify, listeners)
+    context = ServerContext(problem, run_id, mailbox, spool, work, io, device, progress=notify, timing=timing)
     meter = Meter(grpc_server.port, local=True)
     coordinator = Coordinator(context, roster, out, book, meter)
     sockets, gatekeeper = Sockets(meter, max_connections), _appoint_gatekeeper(options, run_id, heads)
@@ -237,7 +257,7 @@ async def _run_server(
         progress("listening", {"address": grpc_server.address})
         finished = load_finished(out, config)
         result = finished or await _run_watched(coordinator, mailbox, servicer)
-        coordinator.round = config.rounds
+        coordinator.round = result["num_rounds"]
         mailbox.finish("the run is complete")
         await _wait_for_farewells(roster, _RETURN_S if finished and not options.linger else 0.0)
         await _close_run(options, work)

@@ -1,12 +1,18 @@
-"""Client selection: who is in a round's cohort."""
+"""Client selection: who is in a round's cohort.
+
+With `availability` those who are away are replaced by others, and with `select_extra` more are asked than are wanted;
+both are drawn at random from those who are there and were not chosen.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from fedrpc.config import RunConfig
+from fedrpc.emulation.presence import parse_availability
 from fedrpc.errors import ConfigError
 from fedrpc.methods.phases import ClientId
 from fedrpc.methods.runtime import Env
@@ -28,7 +34,25 @@ def select_cohort(config: RunConfig, env: Env, round_index: int) -> list[ClientI
         raise ConfigError(
             f"selection '{name}' should choose distinct clients of 0 to {num_clients - 1}, got {list(chosen)[:10]}"
         )
-    return cohort
+    return _find_present(config, cohort, round_index)
+
+
+def _find_present(config: RunConfig, chosen: list[ClientId], round_index: int) -> list[ClientId]:
+    if config.availability is None and config.select_extra is None:
+        return chosen
+    present = list(range(config.clients))
+    if config.availability is not None:
+        availability = parse_availability(config.availability)
+        present = availability.list_present(config.clients, config.seed, round_index)
+    if not present:
+        raise ConfigError(
+            f"availability: nobody is there in round {round_index}; change the trace, or run fewer rounds"
+        )
+    cohort = [client for client in chosen if client in set(present)]
+    others = [client for client in present if client not in set(chosen)]
+    wanted = len(chosen) + math.ceil((config.select_extra or 0.0) * len(chosen))
+    drawn = derive(config.seed, "substitutes", round_index).permutation(len(others))
+    return sorted(cohort + [others[place] for place in drawn[: wanted - len(cohort)]])
 
 
 @SELECTIONS.register("uniform")

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from fedrpc import log
 from fedrpc.process import allow_open_files
-from fedrpc.wire.tcpinfo import Meter, shut_connections
+from fedrpc.wire.tcpinfo import Connection, Meter, shut_connections
 
 Peer = tuple[str, int]
 
@@ -56,12 +56,12 @@ class Sockets:
 
     def __init__(self, meter: Meter, max_connections: int) -> None:
         self._meter, self._max_connections = meter, max_connections
-        self._by_peer: dict[Peer, tuple[int, int]] = {}
+        self._by_peer: dict[Peer, Connection] = {}
         self._strange_since: dict[int, float] = {}
         self._given_up: set[Peer] = set()
 
-    def measure(self, peer: Peer) -> tuple[int, int] | None:
-        """The bytes (sent, received) at the last reading; None when the kernel has not told."""
+    def find(self, peer: Peer) -> Connection | None:
+        """A connection's counters at the last reading; None when the kernel has not told."""
         return self._by_peer.get(peer)
 
     def give_up(self, peer: Peer) -> None:
@@ -74,8 +74,7 @@ class Sockets:
         Args:
             used: The peers over whose connections clients have joined.
         """
-        found = {(each.peer_host, each.peer_port): each for each in self._meter.open.values()}
-        self._by_peer = {peer: (each.sent, each.received) for peer, each in found.items()}
+        found = self._by_peer = {(each.peer_host, each.peer_port): each for each in self._meter.open.values()}
         strange = {each.inode for peer, each in found.items() if peer not in used}
         self._strange_since = {inode: self._strange_since.get(inode, now) for inode in strange}
         limit_s = _CROWDED_S if len(found) > self._max_connections // 2 else STRANGER_S

@@ -230,6 +230,7 @@ def _sum_by_client(rows: ledger.Rows) -> dict[int, dict[str, int]]:
 
 def describe_run(config: RunConfig, run_id: str, num_rounds: int) -> dict[str, Any]:
     """Describes what was run: the first keys of summary.json."""
+    emulated = {name: getattr(config, name) for name in ("link", "shaper", "speed") if getattr(config, name)}
     return {
         "method": config.method,
         "dataset": config.dataset,
@@ -242,4 +243,5 @@ def describe_run(config: RunConfig, run_id: str, num_rounds: int) -> dict[str, A
         "version": fedrpc.__version__,
         "run_id": run_id,
         "config_hash": config.hash,
-    }
+        "reproducible": config.is_reproducible,
+    } | ({"emulated": emulated} if config.is_emulated else {})

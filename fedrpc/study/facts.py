@@ -40,12 +40,16 @@ class Stage:
         asked: The cohort, and whoever else was asked.
         num_answers: By phase.
         planned_rounds: How many rounds the run was to have when the stage ended.
+        is_final: Whether it is what follows the last round.
+        is_stopped: Whether a budget made it the last round.
     """
 
     cohort: Sequence[int]
     asked: frozenset[int]
     num_answers: Mapping[str, int]
     planned_rounds: int
+    is_final: bool = False
+    is_stopped: bool = False
 
 
 class Facts:
@@ -97,7 +101,7 @@ class Facts:
             return False
         stage, before = self.stages.get(round_index), self.stages.get(round_index - 1)
         # A run that is extended asks everybody once in the round after its former last: it had finalized there.
-        finalized = before is not None and before.planned_rounds == round_index
+        finalized = before is not None and (before.planned_rounds == round_index or before.is_stopped)
         return phase == EVALUATE or stage is None or finalized or client in stage.asked
 
     def may_be_public(self, client: int, phase: str, kind: str) -> bool:
@@ -166,6 +170,8 @@ def find_wrong_cohorts(facts: Facts) -> list[str]:
     """Finds rounds whose cohort in records.jsonl is not the one that follows from the configuration and its seed."""
     faults = []
     for index, stage in sorted(facts.stages.items()):
+        if stage.is_final:
+            continue
         if 0 <= index < facts.config.rounds and list(stage.cohort) != (true := facts.select_cohort(index)):
             faults.append(
                 f"records.jsonl: the cohort of round {index} is {stage.cohort}, config.toml gives {true}"[:300]
@@ -200,7 +206,11 @@ def _read_stages(path: Path, num_rounds: int) -> tuple[dict[int, Stage], int]:
             asked = frozenset(
                 client for name in ("cohort", "answered", "abstained", "missing") for client in found[name]
             )
-            stages[record["round"]] = Stage(found["cohort"], asked, found["answers"], record["planned_rounds"])
+            marks = (bool(record.get("final")), "stopped" in record)
+            stages[record["round"]] = Stage(found["cohort"], asked, found["answers"], record["planned_rounds"], *marks)
+    played = max((index for index, stage in stages.items() if not stage.is_final), default=-1)
+    if played >= 0 and stages[played].is_stopped:
+        num_rounds = played + 1
     return stages, sum(index not in stages for index in range(num_rounds))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from fedrpc.errors import ConfigError, Damaged
 from fedrpc.files import explain_damage, find_changed
 from fedrpc.metrics import records as records_file
+from fedrpc.metrics.timing import TIMING_FILE, Row, read_timing
 from fedrpc.privacy.mechanisms import Coverage
 from fedrpc.wire import ledger as wire_ledger
 from fedrpc.wire.kinds import DIRECTIONS
@@ -89,6 +90,10 @@ class Run:
     def ledger(self) -> Iterator[tuple[Key, Sums]]:
         """The rows of ledger.jsonl, one at a time: a long run has millions."""
         return wire_ledger.read_rows(self.folder / "ledger.jsonl")
+
+    def timing(self) -> Iterator[Row]:
+        """The rows of timing.jsonl, one at a time; none in a run from before there was such a file."""
+        return read_timing(self.folder / TIMING_FILE)
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -175,7 +180,7 @@ def read_run(folder: Path) -> Run:
         ConfigError: There is none, it is not finished, or a file cannot be read.
     """
     check_finished(folder)
-    for fault in find_changed(folder, FILES):
+    for fault in find_changed(folder, (*FILES, TIMING_FILE)):
         raise Damaged(fault)
     run = Run(
         folder=folder,
@@ -185,7 +190,7 @@ def read_run(folder: Path) -> Run:
         partition=_parse(folder / "partition.json", _read_json),
     )
     asked, played = run.config.get("rounds"), run.summary.get("num_rounds")
-    if asked != played:  # it was started again for more rounds, and summary.json is older
+    if asked != played and not run.summary.get("stopped"):  # it was started again, and summary.json is older
         raise ConfigError(
             f"the run in {folder} is not finished: config.toml asks for {asked} rounds, summary.json has {played}; "
             f"resume it with `fedrpc run --config {folder}/config.toml --out {folder}`"

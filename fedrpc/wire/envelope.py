@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fedrpc.errors import Diverged, MethodFailed
@@ -50,6 +51,48 @@ class Finished:
 
     reason: str
     durable: int = 0
+
+
+@dataclass(frozen=True)
+class ClientTiming:
+    """What a client says of the time that an answer took; none of it is a fact.
+
+    Attributes:
+        download_s: From the task's first frame to its last; nothing for one that came in one frame.
+        wait_s: From there until the client began to answer it.
+        compute_s: Until the answer was ready and stored.
+        cpu_s: CPU time of the client's process meanwhile.
+        peak_bytes: The most memory that the process has held so far; 0 when it cannot tell.
+        resent: TCP segments that the client's kernel has sent again on this connection so far.
+    """
+
+    download_s: float = 0.0
+    wait_s: float = 0.0
+    compute_s: float = 0.0
+    cpu_s: float = 0.0
+    peak_bytes: int = 0
+    resent: int = 0
+
+
+def build_timing(timing: ClientTiming) -> pb.Timing:
+    """The protobuf form, which always has every field."""
+    return pb.Timing(**vars(timing))
+
+
+def read_timing(message: pb.Timing) -> ClientTiming:
+    """The plain form of what a client said: durations that are not finite, or negative, are none."""
+    return ClientTiming(
+        _clean(message.download_s),
+        _clean(message.wait_s),
+        _clean(message.compute_s),
+        _clean(message.cpu_s),
+        message.peak_bytes,
+        message.resent,
+    )
+
+
+def _clean(seconds: float) -> float:
+    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
 
 
 def read_envelope(message: pb.Envelope) -> Envelope:

@@ -18,10 +18,10 @@ from fedrpc.wire.message import part
 from fedrpc.wire.sealing import SEAL_BYTES
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
-SESSION = "session"  # joins, receipts, heartbeats, ledger exchange and privacy rows
+SESSION = "session"  # joins, receipts, heartbeats, ledger exchange, privacy rows and timings
 EVALUATE = "evaluate"  # the coordinator's own question to clients
 _OUTSIDE = frozenset({SESSION, EVALUATE})
-_SESSION_FIELDS = frozenset({"privacy", "receipt", "grant", "cancel", "attach", "heartbeat", "finished"})
+_SESSION_FIELDS = frozenset({"privacy", "receipt", "grant", "cancel", "attach", "heartbeat", "finished", "timing"})
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -189,6 +189,7 @@ class LedgerFile:
     Attributes:
         kernel: The kernel's bytes (sent, received) of the whole run, as they were last noted.
         num_resumed: How often the current round was taken up again.
+        own_bytes: The message bytes of the whole run so far that are the method's own cost.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -200,6 +201,7 @@ class LedgerFile:
         self._size = self._recover()
         self._last_round = -(10**9)  # the last round that ledger.jsonl has rows of
         self.sums: dict[tuple[str, str], Sums] = {}  # of the whole run so far, by direction and kind
+        self.own_bytes = 0
         for key, sums in [*read_rows(self.path), *self.current.items()]:
             self._count(key, sums)
         for key, _ in read_rows(self.path):
@@ -284,6 +286,7 @@ class LedgerFile:
 
     def _count(self, key: Key, sums: Sums) -> None:
         self.sums.setdefault((key.direction, key.kind), Sums()).add(sums)
+        self.own_bytes += sums.message_bytes if _is_own(key) else 0
 
     @property
     def message_bytes(self) -> dict[str, int]:
@@ -339,7 +342,11 @@ class LedgerFile:
 
 def find_other_rows(rows: Mapping[Key, Sums]) -> set[Key]:
     """Finds the rows that are no cost of the method: session, evaluation, aborted attempts and repetitions."""
-    return {key for key in rows if key.aborted or key.repeated or key.phase in _OUTSIDE}
+    return {key for key in rows if not _is_own(key)}
+
+
+def _is_own(key: Key) -> bool:
+    return not (key.aborted or key.repeated or key.phase in _OUTSIDE)
 
 
 def compute_totals(rows: Mapping[Key, Sums]) -> dict[str, Any]:

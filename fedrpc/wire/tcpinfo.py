@@ -18,7 +18,9 @@ from dataclasses import dataclass
 
 from fedrpc import log
 
-# Offsets of u64 counters in struct tcp_info of linux/tcp.h.
+# Offsets in struct tcp_info of linux/tcp.h: of u32 values, the round trip in microseconds and segments sent again; and
+# of u64 counters of bytes.
+_RTT, _SEGMENTS_RESENT = 68, 100
 _ACKED, _RECEIVED, _SENT, _RETRANS = 120, 128, 200, 208
 
 
@@ -28,7 +30,12 @@ _NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 @dataclass(frozen=True)
 class Connection:
-    """One TCP connection's counters: every payload byte once, without retransmissions."""
+    """One TCP connection's counters: every payload byte once, without retransmissions.
+
+    Attributes:
+        rtt_s: The round trip's time, smoothed, as the kernel measures it.
+        resent: Segments that this side has sent again.
+    """
 
     inode: int
     local_port: int
@@ -36,6 +43,8 @@ class Connection:
     peer_port: int
     sent: int
     received: int
+    rtt_s: float = 0.0
+    resent: int = 0
 
 
 def list_connections() -> Iterator[Connection]:
@@ -82,8 +91,9 @@ def _read(dup: socket.socket) -> Connection:
     else:  # before Linux 4.19; bytes_acked counts the SYN as one byte
         (acked,) = struct.unpack_from("<Q", raw, _ACKED)
         sent, again = max(acked - 1, 0), 0
+    rtt_us, segments = (struct.unpack_from("<I", raw, at)[0] for at in (_RTT, _SEGMENTS_RESENT))
     host = peer[0].removeprefix("::ffff:")  # an IPv4 address at a socket for both
-    return Connection(inode, local[1], host, peer[1], sent - again, received)
+    return Connection(inode, local[1], host, peer[1], sent - again, received, rtt_us / 1e6, segments)
 
 
 class Meter:

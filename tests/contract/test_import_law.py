@@ -29,6 +29,7 @@ GRPC_FILES = {"fedrpc/server/app.py", "fedrpc/client/transport.py", "fedrpc/tls/
 PROTOBUF_FILES = {
     "fedrpc/server/app.py",
     "fedrpc/server/connection.py",
+    "fedrpc/server/desk.py",
     "fedrpc/server/upload.py",
     "fedrpc/client/transport.py",
 }

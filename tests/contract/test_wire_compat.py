@@ -155,6 +155,7 @@ def envelope(payload: Payload) -> pb.Envelope:
     return whole
 
 
+TIMING = {"download_s": 0.5, "wait_s": 0.0, "compute_s": 12.25, "cpu_s": 11.0, "peak_bytes": 1 << 29, "resent": 3}
 PRIVACY = pb.PrivacyRows(first=2, rows=['{"index":2}', '{"index":3}'])
 RECEIPT = pb.Receipt(
     task_id="0123456789abcdef", status=pb.Receipt.STATUS_REFUSED, durable=10, privacy_rows=11, reason="malformed"
@@ -204,6 +205,7 @@ CALLS: dict[str, Callable[[], Any]] = {
         session=SESSION,
         envelope=pb.Envelope(task_id="t", failure=pb.Failure(code=pb.Failure.CODE_ABSTAINED, reason="spent")),
     ),
+    "timing": lambda: pb.Frame(session=SESSION, envelope=pb.Envelope(task_id="t"), timing=pb.Timing(**TIMING)),
     "all_fields": lambda: pb.Frame(
         session=SESSION,
         envelope=pb.Envelope(task_id="t"),
@@ -311,8 +313,9 @@ def test_every_stored_file_belongs_to_a_test():
 
 def test_every_field_of_a_frame_is_in_a_stored_one():
     """A field that comes later gets a file of its own."""
-    [frame] = [read_frame(data) for data in lines("all_fields")]
-    assert [field.name for field, _ in frame.ListFields()] == [field.name for field in pb.Frame.DESCRIPTOR.fields]
+    frames = [read_frame(data) for name in ("all_fields", "timing") for data in lines(name)]
+    stored_ones = {field.name for frame in frames for field, _ in frame.ListFields()}
+    assert stored_ones == {field.name for field in pb.Frame.DESCRIPTOR.fields}
 
 
 def test_numbers_that_travel_never_change_their_meaning():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,15 @@ import pytest
 from fedrpc.config import RunConfig
 from fedrpc.errors import FedrpcError
 from tests.e2e.in_process import play
-from tests.e2e.rundir import RunDir, find_broken_links, find_repeated_ledger_keys, find_repeated_releases
+from tests.e2e.rundir import (
+    RunDir,
+    find_broken_links,
+    find_phases_that_do_not_add_up,
+    find_repeated_ledger_keys,
+    find_repeated_releases,
+    find_repeated_timing_keys,
+    list_answered,
+)
 
 
 class Camera:
@@ -85,8 +93,10 @@ class Camera:
                 shutil.rmtree(copy, ignore_errors=True)
 
 
-def resume(copy: Path, config: RunConfig, undisturbed: Mapping[str, Any]) -> Iterator[str]:
-    """Resumes a copy, and yields in words what has become different from the run that was not killed."""
+def resume(copy: Path, config: RunConfig, out: Path) -> Iterator[str]:
+    """Resumes a copy, and yields in words what has become different from the run in `out` that was not killed."""
+    whole = RunDir(out)
+    undisturbed = whole.summary
     try:
         result = play(copy, config)
     except FedrpcError as error:
@@ -100,6 +110,9 @@ def resume(copy: Path, config: RunConfig, undisturbed: Mapping[str, Any]) -> Ite
     yield from find_broken_links(found)
     if result["ledger_check"]["differing"]:
         yield f"{result['ledger_check']}"
+    yield from (f"has no time: {task}" for task in list_answered(whole) - list_answered(found))
+    yield from (f"twice in timing.jsonl: {key}" for key in find_repeated_timing_keys(found))
+    yield from (f"does not add up in timing.jsonl: {row}" for row in find_phases_that_do_not_add_up(found))
     total = result["bytes"]["total"]
     if any(total[side]["kernel"] < total[side]["message"] for side in ("down", "up")):
         yield f"fewer bytes in the kernel than in messages: {total}"

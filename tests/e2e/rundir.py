@@ -9,6 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+TIMING_KEYS = {
+    "task": ("round", "phase", "step", "client", "attempt"),
+    "phase": ("round", "phase", "epoch", "resumed"),
+}
+CLOCK_S = 2e-3  # between two clocks that are read one after the other
 LEDGER_KEY = ("round", "phase", "kind", "direction", "client", "attempt", "aborted", "repeated")
 
 
@@ -42,6 +47,11 @@ class RunDir:
     def privacy(self) -> list[dict[str, Any]]:
         """privacy.jsonl."""
         return read_rows(self.path / "privacy.jsonl")
+
+    @property
+    def timing(self) -> list[dict[str, Any]]:
+        """timing.jsonl."""
+        return read_rows(self.path / "timing.jsonl")
 
     @property
     def journal(self) -> list[dict[str, Any]]:
@@ -87,6 +97,29 @@ def find_repeated_ledger_keys(run: RunDir) -> list[tuple[Any, ...]]:
     """Finds keys that more than one row of the ledger has."""
     counts = Counter(tuple(row.get(name) for name in LEDGER_KEY) for row in run.ledger)
     return [key for key, count in counts.items() if count > 1]
+
+
+def find_repeated_timing_keys(run: RunDir) -> list[tuple[Any, ...]]:
+    """Finds keys that more than one row of timing.jsonl has."""
+    counts = Counter(tuple(row[name] for name in ("row", *TIMING_KEYS[row["row"]])) for row in run.timing)
+    return [key for key, count in counts.items() if count > 1]
+
+
+def list_answered(run: RunDir) -> set[tuple[Any, ...]]:
+    """The tasks that have a row of their answer in timing.jsonl, whatever the attempt."""
+    names = ("round", "phase", "step", "client")
+    return {tuple(row[name] for name in names) for row in run.timing if row.get("outcome") == "answered"}
+
+
+def find_phases_that_do_not_add_up(run: RunDir) -> list[dict[str, Any]]:
+    """Finds rows of phases whose parts differ from their seconds by more than 1 %, and by more than clocks may."""
+    parts = ("queue", "download", "compute", "upload", "encode", "read", "aggregate", "evaluate", "checkpoint")
+
+    def adds_up(row: dict[str, Any]) -> bool:
+        rest = sum(row[f"{part}_s"] for part in parts) - row["seconds"]
+        return abs(rest) <= 0.01 * row["seconds"] + CLOCK_S
+
+    return [row for row in run.timing if row["row"] == "phase" and not adds_up(row)]
 
 
 def find_repeated_releases(run: RunDir) -> list[tuple[Any, ...]]:

@@ -55,6 +55,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs
 def test_a_stopped_comparison_ends_at_once_and_compares_nothing(compared: Compared) -> None:
     assert compared.stopped.code == 128 + signal.SIGTERM
     assert "compare.json" not in compared.stopped.out
+    assert compared.stopped.out.splitlines()[-1] == (
+        "stopped in gated after 1 of 2 rounds; 1 of 2 runs are left: the same command again goes on from there"
+    )
 
 
 def test_the_same_command_leaves_what_is_finished_and_goes_on_with_the_rest(compared: Compared) -> None:
@@ -77,13 +80,14 @@ def test_all_start_from_the_same_model_split_and_cohorts(compared: Compared) -> 
     assert gated["overhead"] == fedavg["overhead"] == 1.0
     assert gated["params"]["gates"]
     for entry in figures["methods"]:
-        summary = RunDir(compared.out / entry["run"]).summary
+        [run] = entry["runs"]
+        summary = RunDir(compared.out / run["run"]).summary
         assert entry["accuracy"]["last"] == summary["accuracy"]["global"]
         assert entry["bytes"]["tensor"]["measured"] == entry["bytes"]["tensor"]["predicted"]
         assert entry["bytes"]["kernel"] > entry["bytes"]["message"] > entry["bytes"]["tensor"]["measured"]
         assert len(entry["curve"]) == NUM_ROUNDS
         assert entry["privacy"]["text"].startswith("no guarantee: ")
-        assert (compared.out / entry["run"] / "report.html").exists()
+        assert (compared.out / run["run"] / "report.html").exists()
 
 
 def test_the_table_and_the_page_are_there(compared: Compared) -> None:
@@ -110,6 +114,63 @@ def test_a_method_that_fails_does_not_stop_the_others(compared: Compared, progra
     assert "Traceback" not in program.err
 
 
+# Seeds
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs) -> tuple[Path, Program]:
+    """Two methods with two seeds, two runs at a time, and one that the network does not suit."""
+    out = tmp_path_factory.mktemp("seeded") / "out"
+    words = ["--methods", "fedprox", "--methods", "fedvae", "--model", "zda-mnist", "--target", "5", "--target", "100"]
+    program = shared_programs.start(
+        "fedrpc", "compare", *words, "--seeds", "0-1", "--jobs", "2", "--out", out, *settings(rounds=1)
+    )
+    program.wait()
+    return out, program
+
+
+def test_every_method_runs_with_every_seed_and_one_that_is_refused_stops_none(seeded: tuple[Path, Program]) -> None:
+    out, program = seeded
+    assert program.code == 78
+    assert program.err.splitlines()[-1] == "error: 2 of 6 runs failed: fedvae"
+    assert len(program.read_log("refused")) == 2
+    figures = json.loads((out / "compare.json").read_text())
+    assert figures["seeds"] == [0, 1]
+    fedavg, fedprox = figures["methods"]
+    assert [run["run"] for run in fedprox["runs"]] == ["fedprox,seed=0", "fedprox,seed=1"]
+    assert fedprox["difference"]["last"]["n"] == 2
+    assert fedprox["statistics"]["last"]["sd"] > 0
+    low, high = fedprox["targets"]
+    assert (low["reached"], low["rounds"]["mean"], high["reached"], high["rounds"]) == (2, 1.0, 0, None)
+    assert {(failure["name"], failure["refused"]) for failure in figures["failed"]} == {("fedvae", True)}
+    assert "2 of 2" in program.out
+    assert "never, best" in program.out
+    assert len((out / "compare.csv").read_text().splitlines()) == 1 + 4
+    assert "toprule" in (out / "compare.tex").read_text()
+    assert fedavg["runs"][0]["model_sha256"] != fedavg["runs"][1]["model_sha256"]
+
+
+def test_a_run_is_the_same_alone(seeded: tuple[Path, Program], tmp_path: Path, programs: Programs) -> None:
+    words = ["--method", "fedprox", "--model", "zda-mnist", "--seed", "1"]
+    programs.start("fedrpc", "run", *words, "--out", tmp_path / "run", *settings(rounds=1)).wait_for_success()
+    assert RunDir(tmp_path / "run").model_sha256 == RunDir(seeded[0] / "fedprox,seed=1").model_sha256
+
+
+def test_finished_runs_of_any_folders_stand_side_by_side(
+    seeded: tuple[Path, Program], compared: Compared, programs: Programs
+) -> None:
+    folders = [seeded[0] / "fedavg,seed=0", compared.out]
+    shown = programs.start("fedrpc", "compare", *folders).wait_for_success()
+    assert "warning: different fraction: 1.0, 0.67" in shown.out
+    assert "warning: different rounds: 1, 2" in shown.out
+    nothing = programs.start("fedrpc", "compare")
+    assert nothing.wait() == 78
+    assert "expected --methods to run, or folders" in nothing.err
+
+
+# Mistakes
+
+
 @pytest.mark.parametrize(
     ("methods", "item", "words"),
     [
@@ -123,7 +184,8 @@ def test_a_wrong_name_is_one_line_and_nothing_starts(
     out = tmp_path / "out"
     program = programs.start("fedrpc", "compare", "--methods", methods, "--out", out, "--set", item)
     assert program.wait() == 78
-    [line] = program.err.splitlines()
+    starting, line = program.err.splitlines()
+    assert "starting a comparison" in starting
     assert line.startswith("error: ")
     assert words in line
     assert not out.exists()

@@ -16,7 +16,16 @@ from fedrpc.config import build, read_toml
 from fedrpc.problem import Problem
 from fedrpc.server.summary import hash_model
 from tests.e2e.programs import NUM_CLIENTS, NUM_ROUNDS, Programs, configuration, settings
-from tests.e2e.rundir import RunDir, find_broken_links, find_repeated_ledger_keys, find_repeated_releases, read_rows
+from tests.e2e.rundir import (
+    RunDir,
+    find_broken_links,
+    find_phases_that_do_not_add_up,
+    find_repeated_ledger_keys,
+    find_repeated_releases,
+    find_repeated_timing_keys,
+    list_answered,
+    read_rows,
+)
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -26,6 +35,7 @@ FILES = {
     "partition.json",
     "records.jsonl",
     "ledger.jsonl",
+    "timing.jsonl",
     "privacy.jsonl",
     "checkpoints",
     "model.safetensors",
@@ -159,6 +169,31 @@ def test_server_and_clients_counted_the_same(finished: RunDir) -> None:
     assert check["compared"] == len(compared) > 0
 
 
+def test_the_parts_of_every_phase_add_up_to_it(finished: RunDir) -> None:
+    assert find_phases_that_do_not_add_up(finished) == []
+    phases = [row for row in finished.timing if row["row"] == "phase"]
+    assert {row["phase"] for row in phases} == {"fit", "evaluate", "session"}
+    for record in read_rows(finished.path / "records.jsonl"):
+        if record["event"] == "round_finished":  # it has its own clock, from the first question to the checkpoint
+            mine = [row for row in phases if row["round"] == record["round"]]
+            seconds = sum(row["seconds"] - row["checkpoint_s"] for row in mine)
+            assert seconds == pytest.approx(record["seconds"], rel=0.01, abs=5e-3)
+    time = finished.summary["time"]
+    assert sum(time["parts"].values()) == pytest.approx(sum(row["seconds"] for row in phases), rel=0.01)
+    assert time["seconds"] < finished.summary["seconds"]
+
+
+def test_every_task_has_its_time(finished: RunDir) -> None:
+    wanted = {(r, "fit", 0, client) for r in range(NUM_ROUNDS) for client in range(NUM_CLIENTS)}
+    assert list_answered(finished) == wanted
+    assert find_repeated_timing_keys(finished) == []
+    for row in (row for row in finished.timing if row["row"] == "task"):
+        assert row["compute_s"] > 0
+        assert row["cpu_s"] > 0
+        assert row["peak_bytes"] > 1 << 20
+        assert row["queue_s"] + row["download_s"] + row["compute_s"] + row["upload_s"] < finished.summary["seconds"]
+
+
 def test_every_release_is_in_an_unbroken_chain(finished: RunDir) -> None:
     assert list(find_broken_links(finished)) == []
     assert find_repeated_releases(finished) == []
@@ -189,6 +224,7 @@ def test_more_rounds_go_on_from_where_the_run_ended(tmp_path: Path, finished: Ru
     assert out.model_sha256 == finished.model_sha256
     assert [row["round"] for row in read_rows(out.path / "records.jsonl")] == [0, 0, 1, 1, 2, 2]
     assert find_repeated_ledger_keys(out) == []
+    assert find_repeated_timing_keys(out) == []
     assert find_repeated_releases(out) == []
     assert list(find_broken_links(out)) == []
     assert out.summary["ledger_check"]["differing"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -139,3 +140,70 @@ def test_names_of_other_frameworks_lead_to_ours(name: str, there_is: str) -> Non
 def test_an_unknown_name_in_any_table_is_answered_with_the_names_beside_it(path):
     with pytest.raises(UnknownName, match=rf"unknown option '{path}'"):
         config.build(config.parse_set([f"{path}=1"]))
+
+
+def test_links_and_speeds_are_no_part_of_a_run_but_who_takes_part_is() -> None:
+    plain = config.build({})
+    assert config.build({"link": "4g", "speed": "0.5"}).hash == plain.hash
+    assert config.build({"dropout": 0.0, "select_extra": 0.0, "link": "", "availability": ""}) == plain
+    changed = [
+        config.build(values).hash for values in ({"dropout": 0.1}, {"select_extra": 0.3}, {"availability": "0.5"})
+    ]
+    assert len({plain.hash, *changed}) == 4
+    for name in ("link", "speed", "dropout", "select_extra", "availability"):
+        assert name not in config.to_toml(plain)
+        assert name not in plain.dump_for_join()
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"link": "4g", "speed": "0.5"}, {"dropout": 0.1}, {"select_extra": 0.3}, {"availability": "0.5"}]
+)
+def test_clients_compute_the_hash_of_the_configuration_from_what_they_are_told(values: dict[str, object]) -> None:
+    found = config.build(values)
+    told = found.dump_for_join()
+    assert config.parse_join_config(told).hash == found.hash
+    assert "4g" not in told, "links and speeds are the server's alone"
+
+
+def test_a_run_keeps_the_name_that_it_had_before_links_came() -> None:
+    assert config.build({}).hash == "2099d7053e46919b"
+
+
+def test_a_trace_is_kept_in_the_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("client,first,last\n0,2,5\n")
+    found = config.build({"availability": str(path)})
+    assert found.availability == "trace:0=2-5"
+    assert config.build(tomllib.loads(config.to_toml(found))) == found
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"dropout": 1.0}, "dropout: input should be less than 1"),
+        ({"select_extra": -1}, "select_extra: input should be greater than or equal to 0"),
+        ({"link": "6g"}, "unknown link '6g'"),
+        ({"speed": "9"}, "at most 1, got 9"),
+        ({"availability": "7"}, "expected a share such as 0.7"),
+    ],
+)
+def test_wrong_links_and_devices_are_refused(values: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config.build(values)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("200MB", 200_000_000), ("1.5 GB", 1_500_000_000), ("64KiB", 65536), (7, 7), ("8", 8)]
+)
+def test_a_byte_budget_has_a_unit_and_changes_no_name(text: str | int, size: int) -> None:
+    found = config.build({"limits": {"byte_budget": text}})
+    assert found.limits.byte_budget == size
+    assert found.hash == config.build({}).hash
+    assert "byte_budget" not in found.dump_for_join(), "clients need not know it"
+
+
+@pytest.mark.parametrize("text", ["", "MB", "2 apples", "-1MB", "0", "1e3MB"])
+def test_a_byte_budget_that_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"limits\.byte_budget"):
+        config.build({"limits": {"byte_budget": text}})

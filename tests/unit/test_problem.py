@@ -53,3 +53,12 @@ def test_a_budget_is_accepted_if_the_method_or_an_aggregator_releases_with_noise
         assert problem_of("fedavg", aggregators=["noisy"], privacy={"epsilon_budget": 8.0}).expects_cost
     finally:
         AGGREGATORS._items.pop(Noisy.name)
+
+
+def test_a_method_that_needs_a_network_gets_it_when_none_is_named() -> None:
+    params = {"preliminary": 1, "m": 2}
+    assert problem_of("feddpms", build=None, params=params).config.model == "dpms"
+    assert problem_of("fedvae", build=None).config.model == "dpms"
+    assert problem_of("fedavg", build=None).config.model == "zda-mnist"
+    with pytest.raises(ConfigError, match="set --model dpms"):
+        problem_of("fedvae", build=None, model="zda-mnist")

@@ -97,6 +97,7 @@ class FedDpms(Method[State, FedDpmsParams]):
     """Both halves of FedDPMS."""
 
     name = NAME
+    needs_model = "dpms"
     shares = "which classes are abundant or scarce, and noisy latent means of the abundant ones"
     dp_sgd = refused(
         "class indices leave without noise and decide which client gets which means, so private training would give "

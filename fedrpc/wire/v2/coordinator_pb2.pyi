@@ -393,6 +393,7 @@ class Frame(_message.Message):
     ATTACH_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    TIMING_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     """0 in a frame of one chunk and nothing else, which belongs to the message under way"""
@@ -434,6 +435,10 @@ class Frame(_message.Message):
     def finished(self) -> Global___Finished:
         """down: the run is over"""
 
+    @_builtins.property
+    def timing(self) -> Global___Timing:
+        """with a result: what answering took"""
+
     def __init__(
         self,
         *,
@@ -447,15 +452,83 @@ class Frame(_message.Message):
         attach: Global___Attach | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
         finished: Global___Finished | None = ...,
+        timing: Global___Timing | None = ...,
         hash: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "envelope", b"envelope", "finished", b"finished", "grant", b"grant", "heartbeat", b"heartbeat", "privacy", b"privacy", "receipt", b"receipt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "envelope", b"envelope", "finished", b"finished", "grant", b"grant", "heartbeat", b"heartbeat", "privacy", b"privacy", "receipt", b"receipt", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "chunks", b"chunks", "envelope", b"envelope", "finished", b"finished", "grant", b"grant", "hash", b"hash", "heartbeat", b"heartbeat", "privacy", b"privacy", "receipt", b"receipt", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "chunks", b"chunks", "envelope", b"envelope", "finished", b"finished", "grant", b"grant", "hash", b"hash", "heartbeat", b"heartbeat", "privacy", b"privacy", "receipt", b"receipt", "session", b"session", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Frame: _TypeAlias = Frame  # noqa: Y015
+
+@_typing.final
+class Timing(_message.Message):
+    """A client's own durations: its clock may be wrong, and none of it is a fact. Every field has a fixed size and is always
+    sent, so that a result has as many bytes in a slow run as in a fast one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOWNLOAD_S_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    COMPUTE_S_FIELD_NUMBER: _builtins.int
+    CPU_S_FIELD_NUMBER: _builtins.int
+    PEAK_BYTES_FIELD_NUMBER: _builtins.int
+    RESENT_FIELD_NUMBER: _builtins.int
+    download_s: _builtins.float
+    """from the task's first frame to its last"""
+    wait_s: _builtins.float
+    """from there until the client began to answer it"""
+    compute_s: _builtins.float
+    """until the answer was ready and stored"""
+    cpu_s: _builtins.float
+    """the process's CPU time meanwhile"""
+    peak_bytes: _builtins.int
+    """the most memory that the process has held so far"""
+    resent: _builtins.int
+    """TCP segments that its kernel has sent again on this connection so far"""
+    def __init__(
+        self,
+        *,
+        download_s: _builtins.float | None = ...,
+        wait_s: _builtins.float | None = ...,
+        compute_s: _builtins.float | None = ...,
+        cpu_s: _builtins.float | None = ...,
+        peak_bytes: _builtins.int | None = ...,
+        resent: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_compute_s", b"_compute_s", "_cpu_s", b"_cpu_s", "_download_s", b"_download_s", "_peak_bytes", b"_peak_bytes", "_resent", b"_resent", "_wait_s", b"_wait_s", "compute_s", b"compute_s", "cpu_s", b"cpu_s", "download_s", b"download_s", "peak_bytes", b"peak_bytes", "resent", b"resent", "wait_s", b"wait_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compute_s", b"_compute_s", "_cpu_s", b"_cpu_s", "_download_s", b"_download_s", "_peak_bytes", b"_peak_bytes", "_resent", b"_resent", "_wait_s", b"_wait_s", "compute_s", b"compute_s", "cpu_s", b"cpu_s", "download_s", b"download_s", "peak_bytes", b"peak_bytes", "resent", b"resent", "wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__compute_s: _TypeAlias = _typing.Literal["compute_s"]  # noqa: Y015
+    _WhichOneofArgType__compute_s: _TypeAlias = _typing.Literal["_compute_s", b"_compute_s"]  # noqa: Y015
+    _WhichOneofReturnType__cpu_s: _TypeAlias = _typing.Literal["cpu_s"]  # noqa: Y015
+    _WhichOneofArgType__cpu_s: _TypeAlias = _typing.Literal["_cpu_s", b"_cpu_s"]  # noqa: Y015
+    _WhichOneofReturnType__download_s: _TypeAlias = _typing.Literal["download_s"]  # noqa: Y015
+    _WhichOneofArgType__download_s: _TypeAlias = _typing.Literal["_download_s", b"_download_s"]  # noqa: Y015
+    _WhichOneofReturnType__peak_bytes: _TypeAlias = _typing.Literal["peak_bytes"]  # noqa: Y015
+    _WhichOneofArgType__peak_bytes: _TypeAlias = _typing.Literal["_peak_bytes", b"_peak_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__resent: _TypeAlias = _typing.Literal["resent"]  # noqa: Y015
+    _WhichOneofArgType__resent: _TypeAlias = _typing.Literal["_resent", b"_resent"]  # noqa: Y015
+    _WhichOneofReturnType__wait_s: _TypeAlias = _typing.Literal["wait_s"]  # noqa: Y015
+    _WhichOneofArgType__wait_s: _TypeAlias = _typing.Literal["_wait_s", b"_wait_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__compute_s) -> _WhichOneofReturnType__compute_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cpu_s) -> _WhichOneofReturnType__cpu_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__download_s) -> _WhichOneofReturnType__download_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__peak_bytes) -> _WhichOneofReturnType__peak_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__resent) -> _WhichOneofReturnType__resent | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wait_s) -> _WhichOneofReturnType__wait_s | None: ...
+
+Global___Timing: _TypeAlias = Timing  # noqa: Y015
 
 @_typing.final
 class Attach(_message.Message):

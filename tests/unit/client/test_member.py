@@ -12,14 +12,14 @@ import torch
 
 from fedrpc.client.member import Member, Work
 from fedrpc.client.store import ClientStore, Kept
-from fedrpc.client.transport import Admission, Failure, Receipt, SignedRows, Stream, Task
+from fedrpc.client.transport import NO_TIMING, Admission, Failure, Receipt, SignedRows, Stream, Task
 from fedrpc.methods.fedavg import Global, Update
 from fedrpc.models.state import read_tensors
 from fedrpc.privacy.ledger import GENESIS, hash_row
 from fedrpc.privacy.signing import is_signed
 from fedrpc.problem import Problem
 from fedrpc.wire.codec import encode
-from fedrpc.wire.envelope import Envelope
+from fedrpc.wire.envelope import ClientTiming, Envelope
 from fedrpc.wire.ledger import SESSION, Key, Sums
 from tests.fakes import CPU, asynchronous, problem_of
 from tests.unit.wire.messages import kept_message
@@ -176,12 +176,24 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent: list[tuple[Any, ...]] = []
+        self.timings: list[ClientTiming] = []
 
-    async def send_result(self, session: int, kept: Kept, attempt: int, released: SignedRows | None = None) -> Receipt:
+    async def send_result(
+        self,
+        session: int,
+        kept: Kept,
+        attempt: int,
+        released: SignedRows | None = None,
+        timing: ClientTiming = NO_TIMING,
+    ) -> Receipt:
+        self.timings.append(timing)
         self.sent.append((session, attempt, released))
         return Receipt(durable=0, privacy_rows=released.first + len(released.rows) if released else 0)
 
-    async def send_failure(self, session: int, question: Envelope, failure: Failure) -> Receipt:
+    async def send_failure(
+        self, session: int, question: Envelope, failure: Failure, timing: ClientTiming = NO_TIMING
+    ) -> Receipt:
+        self.timings.append(timing)
         self.sent.append((session, question.task_id, failure))
         return Receipt(durable=1, privacy_rows=0)
 

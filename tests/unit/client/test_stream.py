@@ -16,7 +16,7 @@ from fedrpc.client import transport
 from fedrpc.client.transport import Failure, Receipt, SignedRows, Stream, Task
 from fedrpc.errors import Diverged, FedrpcError, MethodFailed, Unavailable, WireError
 from fedrpc.wire.codec import decode, encode
-from fedrpc.wire.envelope import Envelope
+from fedrpc.wire.envelope import ClientTiming, Envelope, read_timing
 from fedrpc.wire.frames import SMALL_BYTES, count_message_bytes, read_chunk, seal_frame, serialise_file
 from fedrpc.wire.ledger import Rows, merge
 from fedrpc.wire.sealing import SEAL_BYTES, seal
@@ -119,12 +119,18 @@ class Line:
     async def ended(self) -> str:
         return await asyncio.wait_for(self.running, WAIT_S)
 
-    def submit(self, message: Any, task_id: str = "t", rows: Sequence[str] = ()) -> asyncio.Task[Receipt]:
+    def submit(
+        self,
+        message: Any,
+        task_id: str = "t",
+        rows: Sequence[str] = (),
+        timing: ClientTiming = transport.NO_TIMING,
+    ) -> asyncio.Task[Receipt]:
         """Sends a result of client 0."""
         payload = encode(message)
         kept = serialise_file(Envelope(task_id, phase="fit", parts=payload.parts, digest=payload.digest), payload)
         released = SignedRows(5, rows, b"signed") if rows else None
-        return asyncio.create_task(self.stream.send_result(1, kept, 0, released))
+        return asyncio.create_task(self.stream.send_result(1, kept, 0, released, timing))
 
     def acknowledge(self, status: str = "ACCEPTED", task_id: str = "t", **values: Any) -> None:
         receipt = pb.Receipt(task_id=task_id, status=pb.Receipt.Status.Value(f"STATUS_{status}"), **values)
@@ -156,8 +162,16 @@ def task_frames(message: Any, session: int = 1) -> list[bytes]:
 
 
 def count(frames: Sequence[bytes]) -> int:
-    """The bytes of a message's frames, without the seals, which belong to the session."""
-    return sum(count_message_bytes(len(data)) - (0 if read_chunk(data) else SEAL_BYTES) for data in frames)
+    """The bytes of frames that are their messages': seals, and what a result took, belong to the session."""
+    return sum(count_message_bytes(len(data)) - count_others(data) for data in frames)
+
+
+def count_others(data: bytes) -> int:
+    if read_chunk(data):
+        return 0
+    frame = pb.Frame.FromString(data)
+    timing = len(pb.Frame(timing=frame.timing).SerializeToString()) if frame.HasField("timing") else 0
+    return timing + SEAL_BYTES
 
 
 # Tasks
@@ -267,6 +281,21 @@ async def test_a_small_result_is_one_frame_and_counts_as_completed_when_it_was_a
         privacy = len(pb.Frame(privacy=frame.privacy).SerializeToString())
         assert wire.one.booked("up", aborted=not accepted) == count(wire.call.sent[1:]) - privacy
         assert wire.one.booked("up", aborted=accepted) == 0
+
+
+@asynchronous
+async def test_a_result_has_as_many_bytes_whatever_it_took():
+    sizes = []
+    for timing in (transport.NO_TIMING, ClientTiming(0.25, 3.0, 1e6, 1e7, 1 << 40)):
+        async with line() as wire:
+            sending = wire.submit(SMALL, timing=timing)
+            await until(lambda: wire.call.frames)
+            [frame] = wire.call.frames
+            assert read_timing(frame.timing) == timing
+            wire.acknowledge()
+            await sending
+            sizes.append(frame.ByteSize())
+    assert sizes[0] == sizes[1]
 
 
 @asynchronous

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedrpc.data.partition import PARTITIONERS, Partitioner, Source, make_partition
-from fedrpc.data.partition_spec import parse
+from fedrpc.data.partition_spec import parse, replace_parameter
 from fedrpc.errors import ConfigError, UnknownName
 
 
@@ -92,3 +92,14 @@ def test_a_third_party_can_add_a_partitioner(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(PARTITIONERS._items, "twice", Partitioner(lambda pool: [np.arange(3)] * 2, "twice"))
     with pytest.raises(AssertionError, match="a sample went to two clients"):
         make_partition("twice", np.zeros(10), 2, 0)
+
+
+def test_one_parameter_can_be_replaced() -> None:
+    assert replace_parameter("dirichlet:0.1,min_size=3", "alpha", 0.5) == "dirichlet:alpha=0.5,min_size=3"
+    assert replace_parameter("dirichlet", "alpha", 0.5) == "dirichlet:alpha=0.5"
+    assert replace_parameter("shards:2", "strict", True) == "shards:z=2,strict=true"
+    assert parse(replace_parameter("dirichlet:0.1", "min_size", 4))[1] == {"alpha": 0.1, "min_size": 4}
+    with pytest.raises(UnknownName, match="parameter of partition 'iid' 'alpha'"):
+        replace_parameter("iid", "alpha", 0.5)
+    with pytest.raises(ConfigError, match="expected a number, got 'x'"):
+        replace_parameter("dirichlet:0.1", "alpha", "x")

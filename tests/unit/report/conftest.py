@@ -13,6 +13,7 @@ import pytest
 from fedrpc.config import RunConfig, to_toml
 from fedrpc.data.partition import make_partition
 from fedrpc.data.partition_summary import summarize_partition
+from fedrpc.metrics.timing import PhaseRow, summarise_time
 from fedrpc.wire.ledger import Key, Sums, compute_totals, to_json
 
 MakeRun = Callable[..., Path]
@@ -59,6 +60,13 @@ def records(
             yield evaluated
 
 
+def timing(rounds: int) -> Iterator[PhaseRow]:
+    for index in range(rounds):
+        fit = {"compute_s": 8.125, "upload_s": 0.25, "read_s": 0.0625}
+        yield PhaseRow(index, "fit", index, 0, 8.4375, **fit)
+        yield PhaseRow(index, "session", index, 0, 0.5, checkpoint_s=0.5)
+
+
 def make_summary(config: RunConfig, rows: list[tuple[Key, Sums]], history: list[dict[str, Any]]) -> dict[str, Any]:
     sums = compute_totals(dict(rows))
     for direction, extra in (("down", 1234), ("up", 4321)):
@@ -89,6 +97,7 @@ def make_summary(config: RunConfig, rows: list[tuple[Key, Sums]], history: list[
         "accuracy": accuracy,
         "privacy": {"epsilon": None, "delta": 1e-5, "accountant": None, "reason": reason, "releases": {}},
         "seconds": 321.0,
+        "time": summarise_time(timing(config.rounds)),
         "model_sha256": "ab" * 32,
         "bytes": sums
         | {

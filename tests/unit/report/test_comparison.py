@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedrpc.report.comparison import (
-    Comparison,
-    Failure,
-    format_comparison,
-    read_comparison,
-    show_comparison,
-    show_finished,
-)
-from fedrpc.report.comparison_page import RAW, SINGLE, assign_colours, render_page, smooth
+from fedrpc.report.comparison import show_comparison, show_finished
+from fedrpc.report.comparison_exports import make_latex
+from fedrpc.report.comparison_page import SINGLE, assign_colours, render_page, smooth
+from fedrpc.report.comparison_table import format_comparison
+from fedrpc.report.comparison_words import RAW
+from fedrpc.study.cells import Cell, Failure
+from fedrpc.study.comparison import Comparison
+from fedrpc.study.comparison_reading import read_comparison
 from fedrpc.wire.ledger import to_json
 
 from fedrpc.wire.ledger import Key, Sums  # isort: skip
@@ -69,8 +68,16 @@ def make(tmp_path: Path, make_run: MakeRun) -> Make:
     return make_one
 
 
+def cells(*methods: str) -> list[Cell]:
+    return [Cell(method, 7, Path(method)) for method in methods]
+
+
 def read_document(tmp_path: Path, *methods: str) -> dict[str, Any]:
-    return read_comparison(tmp_path, methods).document
+    return read_comparison(tmp_path, cells(*methods)).document
+
+
+def list_methods(found: Comparison) -> list[str]:
+    return [cell.method for cell, _ in found.runs]
 
 
 def by_method(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -108,7 +115,7 @@ def test_the_document_has_the_values_of_the_runs(tmp_path: Path, make: Make) -> 
     assert entry["bytes"]["tensor"] == {"measured": 2 * weights + 192, "predicted": 2 * weights + 192}
     assert entry["bytes"]["kernel"] == sum(summary["bytes"]["total"][side]["kernel"] for side in ("down", "up"))
     assert entry["bytes"]["message"] == sum(summary["bytes"]["method"][side]["message"] for side in ("down", "up"))
-    assert (entry["seconds"], entry["run"], entry["model_sha256"]) == (321.0, "fedprox", "ab" * 32)
+    assert (entry["seconds"], entry["runs"][0]["run"], entry["model_sha256"]) == (321.0, "fedprox", "ab" * 32)
     assert entry["privacy"]["text"] == "no guarantee: scalars, weights left clients uncovered"
     assert [point[0] for point in entry["curve"]] == [0, 1, 2]
     assert entry["curve"][-1][1] == entry["bytes"]["message"]
@@ -188,10 +195,10 @@ def test_a_run_on_another_partition_is_refused_and_the_others_stay(tmp_path: Pat
     for method in ("fedavg", "fedprox", "fedlc"):
         make(method)
     edit(tmp_path / "fedprox" / "partition.json", lambda summary: summary.update(sha256="00" * 32))
-    found = read_comparison(tmp_path, ["fedavg", "fedprox", "fedlc"])
-    assert list(found.runs) == ["fedavg", "fedlc"]
+    found = read_comparison(tmp_path, cells("fedavg", "fedprox", "fedlc"))
+    assert list_methods(found) == ["fedavg", "fedlc"]
     [failure] = found.failures
-    assert failure.method == "fedprox"
+    assert failure.cell.method == "fedprox"
     assert failure.exit_code == 78
     assert "partition 0000000000000000" in failure.reason
 
@@ -202,8 +209,8 @@ def test_a_run_in_another_setting_is_refused(tmp_path: Path, make: Make, old: st
         make(method)
     config = tmp_path / "fedprox" / "config.toml"
     config.write_text(config.read_text().replace(old, new, 1))
-    found = read_comparison(tmp_path, ["fedavg", "fedprox"])
-    assert list(found.runs) == ["fedavg"]
+    found = read_comparison(tmp_path, cells("fedavg", "fedprox"))
+    assert list_methods(found) == ["fedavg"]
     assert "fedprox" in found.failures[0].reason
 
 
@@ -214,7 +221,7 @@ def test_settings_that_change_no_model_may_differ(tmp_path: Path, make: Make) ->
     config.write_text(
         config.read_text().replace("parallel = 0", "parallel = 2").replace("[params]", "[params]\nmu = 1")
     )
-    assert list(read_comparison(tmp_path, ["fedavg", "fedprox"]).runs) == ["fedavg", "fedprox"]
+    assert list_methods(read_comparison(tmp_path, cells("fedavg", "fedprox"))) == ["fedavg", "fedprox"]
 
 
 def test_differing_cohorts_are_reported(tmp_path: Path, make: Make) -> None:
@@ -260,7 +267,8 @@ def test_raw_data_is_marked_wherever_the_method_is(tmp_path: Path, make: Make) -
     assert by_method(document)["feddata"]["raw_data"]
     assert not by_method(document)["fedavg"]["raw_data"]
     text = print_comparison(document)
-    assert text.count(RAW) >= text.count("feddata") == 3
+    assert text.count(RAW) >= text.count("feddata") == 4
+    assert f"feddata ({RAW})" in make_latex(document)
     for piece in re.split("feddata", re.sub(r' href="[^"]*"', "", render_page(document)))[1:]:
         assert RAW in piece[:60]
 
@@ -332,8 +340,8 @@ def test_the_page_is_well_formed_and_loads_nothing(tmp_path: Path, make: Make) -
 
 def test_names_from_outside_are_escaped(tmp_path: Path, make: Make) -> None:
     make("fedavg")
-    failures = [Failure("<b>", "1 < 2 & 3", 1)]
-    html = render_page(read_comparison(tmp_path, ["fedavg"], failures).document)
+    failures = [Failure(Cell("<b>", 7, Path("b")), "1 < 2 & 3", 1)]
+    html = render_page(read_comparison(tmp_path, cells("fedavg"), failures).document)
     parse_page(html)
     assert "1 &lt; 2 &amp; 3" in html
     assert "&lt;b&gt;" in html
@@ -371,23 +379,27 @@ def test_showing_writes_table_json_and_page(tmp_path: Path, make: Make) -> None:
     for method in ("fedavg", "fedprox"):
         make(method)
     console = Console(file=io.StringIO(), width=80)
-    failures = [Failure("fedbr", "a model that cannot be split", 78)]
-    assert show_comparison(tmp_path, ["fedavg", "fedbr", "fedprox"], failures, console) == failures
+    failures = [Failure(Cell("fedbr", 7, Path("fedbr")), "a model that cannot be split", 78, refused=True)]
+    found = read_comparison(tmp_path, cells("fedavg", "fedbr", "fedprox"), failures)
+    assert found.failures == failures
+    show_comparison(found, console)
     assert isinstance(console.file, io.StringIO)
     output = console.file.getvalue()
-    assert re.search(r"fedbr +a model that cannot be split", output)
+    assert re.search(r"fedbr +refused: a model that cannot be split", output)
     assert f"{tmp_path}/compare.html" in output.replace("\n", "")
     written = json.loads((tmp_path / "compare.json").read_text())
     assert [entry["method"] for entry in written["methods"]] == ["fedavg", "fedprox"]
-    assert written["failed"] == [{"method": "fedbr", "reason": "a model that cannot be split", "exit_code": 78}]
-    assert written == json.loads(json.dumps(read_comparison(tmp_path, ["fedavg", "fedprox"], failures).document))
+    [failed] = written["failed"]
+    assert (failed["name"], failed["exit_code"], failed["refused"]) == ("fedbr", 78, True)
+    assert written == json.loads(json.dumps(found.document))
     assert "a model that cannot be split" in (tmp_path / "compare.html").read_text()
     assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_nothing_is_written_when_all_failed(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=80)
-    show_comparison(tmp_path, ["fedavg"], [Failure("fedavg", "no room", 75)], console)
+    failures = [Failure(Cell("fedavg", 7, Path("fedavg")), "no room", 75)]
+    show_comparison(read_comparison(tmp_path, cells("fedavg"), failures), console)
     assert isinstance(console.file, io.StringIO)
     assert "no room" in console.file.getvalue()
     assert list(tmp_path.iterdir()) == []
@@ -396,11 +408,9 @@ def test_nothing_is_written_when_all_failed(tmp_path: Path) -> None:
 def test_a_run_that_is_not_finished_is_listed_as_such(tmp_path: Path, make: Make) -> None:
     make("fedavg")
     (make("fedprox") / "summary.json").unlink()
-    found = read_comparison(tmp_path, ["fedavg", "fedprox", "fedlc"])
-    assert isinstance(found, Comparison)
-    assert list(found.runs) == ["fedavg"]
-    reasons = {failure.method: failure.reason for failure in found.failures}
-    assert show_comparison(tmp_path, list(reasons), [], Console(file=io.StringIO())) == found.failures
+    found = read_comparison(tmp_path, cells("fedavg", "fedprox", "fedlc"))
+    assert list_methods(found) == ["fedavg"]
+    reasons = {failure.cell.method: failure.reason for failure in found.failures}
     assert "not finished" in reasons["fedprox"]
     assert "no such folder" in reasons["fedlc"]
 
@@ -408,7 +418,7 @@ def test_a_run_that_is_not_finished_is_listed_as_such(tmp_path: Path, make: Make
 def test_a_comparison_and_runs_are_shown_together(tmp_path: Path, make: Any) -> None:
     for method in ("fedavg", "fedprox"):
         make(method)
-    show_comparison(tmp_path, ["fedavg", "fedprox"], (), Console(file=io.StringIO()))
+    show_comparison(read_comparison(tmp_path, cells("fedavg", "fedprox")), Console(file=io.StringIO()))
     (tmp_path / "compare.html").unlink()
     out = io.StringIO()
     show_finished([tmp_path / "fedavg", tmp_path], Console(file=out, width=200))

@@ -18,11 +18,14 @@ from fedrpc.methods.feddpms.privacy import compute_epsilons, compute_sensitivity
 from fedrpc.privacy.mechanisms import REPLACE_ONE, ZERO_OUT
 from fedrpc.privacy.summary import summarise
 from fedrpc.report.audit import show_audit
-from fedrpc.report.comparison import format_comparison, read_comparison
+from fedrpc.report.comparison_exports import make_csv, make_latex
 from fedrpc.report.comparison_page import render_page as render_comparison
+from fedrpc.report.comparison_table import format_comparison
 from fedrpc.report.page import render_page, show_runs
 from fedrpc.report.words import describe_kinds
 from fedrpc.study.audit import Audit
+from fedrpc.study.cells import Cell
+from fedrpc.study.comparison_reading import read_comparison
 from fedrpc.study.reading import read_run
 
 MakeRun = Callable[..., Path]
@@ -135,10 +138,12 @@ def test_the_page_of_a_run(make_run: MakeRun, rows: Any, privacy: dict[str, Any]
 
 def test_a_comparison(tmp_path: Path, make_run: MakeRun, rows: Any, privacy: dict[str, Any]) -> None:
     write_private_run(make_run(local_test=False).rename(tmp_path / "fedavg"), rows, privacy)
-    document = read_comparison(tmp_path, ["fedavg"]).document
+    document = read_comparison(tmp_path, [Cell("fedavg", 7, Path("fedavg"))]).document
     expected = set() if privacy["epsilon"] is None else {f"{privacy['epsilon']:.4g}"}
     assert check_epsilons(print_wide(lambda console: console.print(format_comparison(document)))) == expected
     assert check_epsilons(Lines(render_comparison(document)).text) == expected
+    for export in (make_csv(document), make_latex(document).replace("$\\varepsilon$", "ε").replace("$\\delta$", "δ")):
+        assert check_epsilons(export.replace(r"\_", "_")) == expected
 
 
 def test_an_audit(make_run: MakeRun, rows: Any, privacy: dict[str, Any]) -> None:
@@ -181,7 +186,7 @@ def test_older_summaries_are_shown(tmp_path: Path, make_run: MakeRun, old: str) 
         privacy = {name: now.get(name) for name in old.split()} | {"releases": kinds}
         run = make_run(local_test=False).rename(tmp_path / "fedavg")
         folder = write_private_run(run, CASES[case], privacy)
-        document = read_comparison(tmp_path, ["fedavg"]).document
+        document = read_comparison(tmp_path, [Cell("fedavg", 7, Path("fedavg"))]).document
         for text in (
             print_wide(lambda console, folder=folder: show_runs([folder], console)),
             Lines(render_page(read_run(folder))).text,

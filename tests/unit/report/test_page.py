@@ -94,6 +94,25 @@ def test_the_page_has_the_numbers_of_the_summary(make_run: MakeRun) -> None:
     assert "agree to the byte" in page.text
 
 
+def test_page_and_table_say_where_the_time_went(make_run: MakeRun) -> None:
+    folder, out = make_run(), io.StringIO()
+    show_runs([folder], Console(file=out, width=80))
+    for text in (" ".join(parse_page(folder / "report.html").text), out.getvalue()):
+        assert "Where the time went" in text
+        assert {"8.125", "0.062", "8.438", "0.500"} <= set(re.findall(r"[0-9.]+", text))
+    assert "encode" not in out.getvalue(), "nothing was spent on it"
+
+
+def test_a_run_from_before_time_was_measured_has_a_page(make_run: MakeRun) -> None:
+    folder, out = make_run(), io.StringIO()
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["time"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    show_runs([folder], Console(file=out, width=80))
+    assert "Where the time went" not in "".join(parse_page(folder / "report.html").text) + out.getvalue()
+    assert list(read_run(folder).timing()) == []
+
+
 def test_every_plot_is_there(make_run: MakeRun) -> None:
     page = parse_page(write_page(make_run()))
     titles = [

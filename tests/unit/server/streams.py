@@ -14,13 +14,17 @@ import torch
 
 from fedrpc.client.transport import Task as Delivered
 from fedrpc.config import LimitsConfig
+from fedrpc.metrics.timing import TIMING_FILE, TimingFile
 from fedrpc.privacy.heads import HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile
-from fedrpc.server.connection import Connection, Desk
+from fedrpc.server.connection import Connection
+from fedrpc.server.desk import Desk
 from fedrpc.server.mailbox import Mailbox, Task
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import ServerContext
 from fedrpc.server.spool import Spool
+from fedrpc.server.timing import Timekeeper
+from fedrpc.wire import tcpinfo
 from fedrpc.wire.codec import encode
 from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import SMALL_BYTES, count_message_bytes, parse
@@ -50,7 +54,18 @@ class Office:
         self.book, self.privacy = LedgerFile(folder), PrivacyFile(folder / "privacy.jsonl")
         self.heads = HeadsFile(folder / "heads.jsonl", "run")
         self.chains = {client: Chain(client) for client in range(num_clients)}
-        server = ServerContext(cast(Any, None), "run", self.mailbox, self.spool, self.io, self.io, CPU, lambda *_: None)
+        self.timing = TimingFile(folder / TIMING_FILE)
+        server = ServerContext(
+            cast(Any, None),
+            "run",
+            self.mailbox,
+            self.spool,
+            self.io,
+            self.io,
+            CPU,
+            lambda *_: None,
+            Timekeeper(self.timing),
+        )
         permits = [asyncio.Semaphore(told.transfers) for _ in range(2)]
         self.desk = Desk(
             server, self.roster, self.book, self.privacy, self.heads, told, lambda: 0, *permits, config_hash=CONFIG_HASH
@@ -110,8 +125,11 @@ class ClientEnd:
         self.reading = asyncio.Event()  # cleared, the client reads nothing
         self.reading.set()
         self.counted: tuple[int, int] | None = None  # bytes (sent, received) by the kernel's count, if it tells
-        self.connection = Connection(desk, self._read, self._write, lambda: self.counted)
+        self.connection = Connection(desk, self._read, self._write, self._count)
         self.running = asyncio.ensure_future(self.connection.run())
+
+    def _count(self) -> tcpinfo.Connection | None:
+        return tcpinfo.Connection(0, 0, "", 0, *self.counted) if self.counted else None
 
     async def _read(self) -> bytes | None:
         data = await self._up.get()
@@ -156,7 +174,9 @@ class ClientEnd:
             missing -= len(parse(pb.Frame, frames[-1]).chunks[0].data)
         return received(frames, Attempt(0, "fit", "down", 0)), first
 
-    def frames(self, task: Task, message: Any = SMALL, attempt: int = 0) -> list[bytes]:
+    def frames(
+        self, task: Task, message: Any = SMALL, attempt: int = 0, timing: pb.Timing | None = None
+    ) -> list[bytes]:
         """The frames of a result, with its privacy rows in the first."""
         payload, question = encode(message), task.question.payload.digest
         envelope = Envelope(
@@ -165,6 +185,7 @@ class ClientEnd:
         head, *chunks = frames_of(envelope, payload, attempt, self.number(task.client))
         first = pb.Frame.FromString(head)
         first.privacy.CopyFrom(self.chains[task.client].release(first.envelope))
+        first.MergeFrom(pb.Frame(timing=timing))
         return [reseal(first), *chunks]
 
     async def upload(self, task: Task, message: Any = LARGE) -> list[bytes]:
@@ -207,6 +228,7 @@ async def office(folder: Path, num_clients: int = 2, **limits: Any) -> AsyncIter
         found.io.shutdown()
         found.book.close()
         found.spool.close()
+        found.timing.close()
         found.privacy.close()
         found.heads.close()
 

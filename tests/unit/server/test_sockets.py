@@ -88,9 +88,11 @@ def test_a_connection_that_is_given_up_is_ended_at_once(door):
 
 def test_what_a_connection_has_moved_is_known_after_a_check(door):
     peer = door.add(5, sent=7, received=9)
-    assert door.sockets.measure(peer) is None
+    assert door.sockets.find(peer) is None
     door.sockets.check(0, ())
-    assert door.sockets.measure(peer) == (7, 9)
+    found = door.sockets.find(peer)
+    assert found
+    assert (found.sent, found.received) == (7, 9)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from fedrpc.errors import Damaged, WireError
 from fedrpc.wire import ledger
 from fedrpc.wire.codec import encode
+from fedrpc.wire.envelope import ClientTiming, build_timing
 from fedrpc.wire.frames import count_message_bytes, read_chunk
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import (
@@ -132,6 +133,7 @@ RIDERS = {
     "attach": pb.Attach(token=b"token"),
     "heartbeat": pb.Heartbeat(),
     "finished": pb.Finished(durable=3),
+    "timing": build_timing(ClientTiming(compute_s=1.5)),
 }
 
 

@@ -1,0 +1,1 @@
+"""Links and devices that a run pretends to have."""

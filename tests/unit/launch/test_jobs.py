@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedrpc.config import RunConfig, build, to_toml
+from fedrpc.launch.compare import SomeFailed
+from fedrpc.launch.jobs import Workshop, choose_jobs, find_last_error, find_refused, is_finished
+from fedrpc.launch.launcher import LocalRun
+from fedrpc.launch.plan import Planned
+from fedrpc.study.cells import Cell, Failure
+
+
+def local_run(folder: Path, **changes: Any) -> LocalRun:
+    return LocalRun(RunConfig(**{"rounds": 3, **changes}), folder, None, "warning")
+
+
+def test_a_run_is_finished_when_it_has_all_rounds_of_this_configuration(tmp_path: Path) -> None:
+    assert not is_finished(local_run(tmp_path))
+    (tmp_path / "config.toml").write_text(to_toml(RunConfig(rounds=3, model="zda-mnist", parallel=2)))
+    assert not is_finished(local_run(tmp_path))
+    (tmp_path / "summary.json").write_text('{"num_rounds": 3}')
+    assert is_finished(local_run(tmp_path)), "auto stood for zda-mnist"
+    assert not is_finished(local_run(tmp_path, rounds=4))
+    assert not is_finished(local_run(tmp_path, seed=1))
+    assert not is_finished(local_run(tmp_path, model="dpms-cnn"))
+    (tmp_path / "summary.json").write_text("{")
+    assert not is_finished(local_run(tmp_path))
+
+
+def test_the_reason_is_the_last_error_of_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "fedprox.log"
+    log.write_text("error: before this run\n")
+    start = log.stat().st_size
+    assert find_last_error(log, start) == ""
+    log.write_text(log.read_text() + '{"event": "x"}\nerror: no room\n{"event": "y"}\n\n')
+    assert find_last_error(log, start) == "no room"
+    log.write_text("Traceback\n  File x\nValueError: odd\n")
+    assert find_last_error(log, 0) == "ValueError: odd"
+
+
+def test_the_first_failure_gives_the_exit_code() -> None:
+    failures = [
+        Failure(Cell(method, 0, Path(method)), "odd", code) for method, code in (("fedprox", 75), ("fedlc", 78))
+    ]
+    error = SomeFailed(failures, 3)
+    assert str(error) == "2 of 3 methods failed: fedprox, fedlc"
+    assert error.exit_code == 75
+
+
+def test_runs_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    planned = Planned(Cell("fedavg", 0, Path("fedavg")), RunConfig(), "fedavg")
+    run = Workshop(tmp_path, None, "info", jobs=3).open_run(planned)
+    assert (run.out, run.config.parallel) == (tmp_path / "fedavg", 2)
+    kept = Planned(planned.cell, RunConfig(parallel=5), "fedavg")
+    assert Workshop(tmp_path, None, "info", jobs=3).open_run(kept).config.parallel == 5
+    assert [choose_jobs(count, cores) for count, cores in ((10, 2), (10, 16), (3, 16))] == [1, 4, 3]
+
+
+def test_methods_that_the_setting_does_not_suit_are_found_before_anything_runs(tmp_path: Path) -> None:
+    values: list[dict[str, Any]] = [{"method": "fedavg"}, {"method": "fedvae", "model": "zda-mnist"}]
+    runs = [
+        Planned(Cell(each["method"], seed, Path(f"{each['method']}{seed}")), build({**each, "seed": seed}), "")
+        for each in values
+        for seed in (0, 1)
+    ]
+    found = find_refused(runs, Workshop(tmp_path, None, "info"))
+    assert list(map(str, found)) == ["fedvae0", "fedvae1"]
+    assert "set --model dpms" in found[Path("fedvae0")]
+    assert list(tmp_path.iterdir()) == []
