@@ -129,6 +129,10 @@ def _tabulate_seeds(document: Document) -> Table:
     return table
 
 
+def _format_cpu(seconds: float) -> str:
+    return f"{seconds:,.1f} s"
+
+
 def _list_links(document: Document) -> list[str]:
     """The links over which times are predicted."""
     return list(dict.fromkeys(entry["time"]["link"] for entry in document["methods"] if entry["time"]["link"]))
@@ -188,7 +192,7 @@ def _tabulate_cost(document: Document) -> Table | None:
     parts = ("communication", "computation", "memory")
     if not any(entry["cost"][part]["value"] is not None for entry in document["methods"] for part in parts[1:]):
         return None
-    formats = dict(zip(parts, (format_size, lambda value: f"{value:,.1f} s", format_size), strict=True))
+    formats = dict(zip(parts, (format_size, _format_cpu, format_size), strict=True))
     heads = ("tensors", "x", "client CPU", "x", "a client's\nmemory", "x")
     table = _make_table("\nmethod", *(f"\n{head}" if "\n" not in head else head for head in heads))
     for entry in document["methods"]:
