@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.timeout(4 * 3600), pytest.mark.aside]
 SEED = int(os.environ.get("FEDRPC_BENCH_SEED", "17"))
 NUM_RANDOM, NUM_UPLOADS = 50, 100
 NUM_CLIENTS = 2
+ROOM_BYTES = 12 << 30  # MOON's copies take 6 GiB
 GAN = {"steps": 4, "batch": 4, "width": 4, "a_f": "0.2", "save_every": 2, "tau": 0, "warm_up": 1, "min_pool": 0}
 DPMS = {"preliminary": 1, "alpha": 4, "tries": 3, "mode": "private", "m": 5}
 METHODS: dict[str, dict[str, Any]] = {
@@ -64,17 +65,21 @@ def config(method: str, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 @every_method
 def test_kill_at_each_write(tmp_path: Path, config: RunConfig, figures: Figures, small: bool) -> None:
     """Each os.write, fsync, rename, truncation and removal of the server, before, within and after it."""
+    assert shutil.disk_usage(tmp_path).free > ROOM_BYTES, f"a copy for each write needs {ROOM_BYTES >> 30} GiB of disk"
     out, copies = tmp_path / "run", tmp_path / "copies"
     camera = Camera(out, copies)
-    with pytest.MonkeyPatch.context() as patch:
-        camera.install(patch)
-        play(out, config)
-    places = list(enumerate(camera.places))
-    tried = random.Random(SEED).sample(places, 5) if small else places
-    wrong = []
-    for number, place in tried:
-        wrong += [f"{number}, {place}: {what}" for what in resume(copies / str(number), config, out)]
-        shutil.rmtree(copies / str(number), ignore_errors=True)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            camera.install(patch)
+            play(out, config)
+        places = list(enumerate(camera.places))
+        tried = random.Random(SEED).sample(places, 5) if small else places
+        wrong = []
+        for number, place in tried:
+            wrong += [f"{number}, {place}: {what}" for what in resume(copies / str(number), config, out)]
+            shutil.rmtree(copies / str(number), ignore_errors=True)
+    finally:
+        shutil.rmtree(copies, ignore_errors=True)
     assert not wrong, "\n".join(wrong)
     figures.add("same", len(tried), of=len(places), goal="all", what="model, privacy and bytes of the method")
 
