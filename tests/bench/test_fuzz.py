@@ -42,6 +42,7 @@ pytestmark = [pytest.mark.timeout(4 * 3600), pytest.mark.aside]
 SEED = int(os.environ.get("FEDRPC_BENCH_SEED", "17"))
 NUM_FRAMES, NUM_JOINS, NUM_OVER_SOCKET = 880_000, 100_000, 20_000
 BATCH, HANG_S, TASK_S = 200, 30.0, 1.0
+INSTANCE = "an-instance-that-both-use"
 NOBODY = "127.0.0.1:1"
 LEVEL = 1.1  # memory at the end over memory after a tenth of the messages
 
@@ -165,16 +166,16 @@ def test_fuzz_over_a_socket(tmp_path: Path, programs: Programs, gates: Gates, fi
     """A client of a run sends malformed frames to a real server; the run then ends with the others' model."""
     total, rng, out = 500 if small else NUM_OVER_SOCKET, random.Random(SEED), RunDir(tmp_path / "run")
     gates.shut("client-0-0")
-    words = settings(method="gated", params__gates=str(gates.folder), limits__deliveries=10**6)
+    words = settings(method="loaded", params__gates=str(gates.folder), limits__deliveries=10**6)
     server = programs.server(out.path, *words)
     for client in (0, 1):
         programs.client(server.address(), client, tmp_path / "state").wait_for_join()
-    gates.wait("client-0-0")
     memory, done, attacker = Memory(total, server.pid), 0, Attacker(server, out, rng)
     while done < total:
         done += attacker.send_until_refused(total - done)
         memory.note(done)
     memory.add_to(figures, "memory", done, seed=SEED)
+    attacker.leave_key(tmp_path / "state" / "2")
     gates.open_all()
     programs.client(server.address(), 2, tmp_path / "state")
     server.wait_for_success()
@@ -188,13 +189,19 @@ class Attacker:
         self._chain = Chain(2, (out.path / "run_id").read_text())
         self._task = pb.Envelope()
 
+    def leave_key(self, folder: Path) -> None:
+        """Leaves its key to the real client 2, which would be refused with another one."""
+        folder.mkdir()
+        (folder / "signing.key").write_bytes(self._chain.secret)
+        (folder / "instance").write_text(INSTANCE)
+
     def send_until_refused(self, most: int) -> int:
         """Joins, and sends malformed frames until the server ends the stream; returns how many."""
         assert self._server.code is None, f"seed {SEED}: {self._server.err}"
         sent = 0
         with RawClient(self._server.address(), signer=self._chain.signer) as raw:
             try:
-                join = raw.join(2)
+                join = raw.join(2, INSTANCE)
                 stream, session = raw.attach(join), join.admissions[0].session
                 with contextlib.suppress(TimeoutError):  # a lie that passed as a failure has ended its task
                     self._task = stream.receive_until("envelope", TASK_S).envelope
@@ -211,7 +218,7 @@ class Attacker:
 
 def make_raw_frames(session: int, task: pb.Envelope, chain: Chain) -> list[bytes]:
     """What a client says on the way to its answer."""
-    part = pb.Part(name="weights", kind=pb.KIND_WEIGHTS, codec=pb.CODEC_RAW, size=4)
+    part = pb.Part(name="load", kind=pb.KIND_ACTIVATIONS, codec=pb.CODEC_RAW, size=4)
     part.tensors.add(path="w", dtype=pb.DTYPE_FLOAT32, shape=[1])
     where = {name: getattr(task, name) for name in ("task_id", "round", "phase", "step", "epoch")}
     envelope = pb.Envelope(**where, question=task.digest, parts=[part], digest=b"\1" * 32)
