@@ -203,7 +203,7 @@ async def test_what_was_not_asked_has_no_row(tmp_path: Path):
 @pytest.mark.parametrize("said", [None, SLOW], ids=["silent", "telling"])
 @asynchronous
 async def test_an_answer_that_begins_before_its_question_is_delivered_leaves_a_row_that_can_be_read(tmp_path, said):
-    """A client knows the question from before a restart, or from another client, and its delivery waits for a permit."""
+    """Its client knows the question from before a restart, or from another client, and the delivery needs a permit."""
     async with office(tmp_path, transfers=1) as desk:
         early, slow = await desk.connect(0), await desk.connect(1)
         slow.reading.clear()
