@@ -9,6 +9,7 @@ FedrpcError                      1
 ├── Unavailable                 75  the server or a port is not available now (EX_TEMPFAIL): retry
 │   └── QuorumError             75  too few clients answered a phase
 ├── DiskFull                    75  a file cannot be written (EX_TEMPFAIL): free space, then run it again
+├── Outdated                    75  the run has other settings by now (EX_TEMPFAIL): start the process again
 ├── Taken                       75  another live client has this id (EX_TEMPFAIL): retry when it has ended
 ├── WireError                   76  bytes that break the wire contract (EX_PROTOCOL)
 │   └── Altered                 76  a message was changed on its way: sending it again may help
@@ -89,6 +90,12 @@ class Damaged(ConfigError):
 
 class Taken(FedrpcError):
     """Another live client has this id; not Unavailable, since waiting helps only if that one is about to end."""
+
+    exit_code = 75
+
+
+class Outdated(FedrpcError):
+    """The run goes on with settings that this process does not have; it would compute something else."""
 
     exit_code = 75
 

@@ -46,6 +46,12 @@ Target = Annotated[
     list[float] | None,
     typer.Option(help="An accuracy in percent: tell what it cost in rounds, bytes and seconds. May be repeated."),
 ]
+Whatif = Annotated[
+    str | None,
+    typer.Option(
+        help="Predict the time over this link, as `fedrpc whatif` does; --link has the runs themselves take that long."
+    ),
+]
 SetForSome = Annotated[
     list[str] | None,
     typer.Option(
@@ -70,6 +76,7 @@ def compare(
     grid: Grid = None,
     jobs: Jobs = None,
     target: Target = None,
+    whatif: Whatif = None,
     set_: SetForSome = None,
     data_dir: DataDir = None,
     out: OutFolder = None,
@@ -100,9 +107,14 @@ def compare(
     from fedrpc.launch.plan import Request
     from fedrpc.study.comparison import Goals
 
+    if whatif:
+        from fedrpc.emulation.conditions import check_links
+
+        check_links(whatif)
     values, shown = collect_options(options), {"strict": strict, "figures": figures}
     if folders:
-        goals = Goals(target or (), config.build(values).limits.byte_budget)
+        goals = Goals(target or (), config.build(values).limits.byte_budget, whatif)
         return compare_folders(folders, out, console, goals, **shown)
     request = Request(methods or [], baseline, read_layers(options), values, set_ or [], seeds or "", grid or [])
-    compare_local(request, out, data_dir, log_level, console, hosts, jobs=jobs, targets=target or (), **shown)
+    goals = Goals(target or (), link=whatif)
+    compare_local(request, out, data_dir, log_level, console, hosts, jobs=jobs, goals=goals, **shown)

@@ -30,6 +30,7 @@ from fedrpc.errors import (
     DiskFull,
     FedrpcError,
     MethodFailed,
+    Outdated,
     Refused,
     Unavailable,
     WireError,
@@ -219,6 +220,11 @@ class ClientApp:
             loop = asyncio.get_running_loop()
             self._known = await loop.run_in_executor(self._thread, self._set_up, welcome)
         self._check_run_id(welcome.run_id)
+        ours, theirs = self._known[1].rounds, parse_join_config(welcome.config).rounds
+        if ours != theirs:  # noise for a target epsilon, and methods' schedules, follow them
+            raise Outdated(
+                f"the run was resumed with {theirs} rounds, and this process was started for {ours}: start it again"
+            )
         return self._known
 
     def _check_run_id(self, run_id: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -16,7 +17,7 @@ from fedrpc.report.comparison import show_comparison
 from fedrpc.report.formula import require_formulas
 from fedrpc.report.words import pluralize
 from fedrpc.study.cells import Failure
-from fedrpc.study.comparison import Goals
+from fedrpc.study.comparison import NO_GOALS, Goals
 from fedrpc.study.comparison_reading import read_comparison, read_folders
 
 
@@ -38,7 +39,7 @@ def compare_local(
     num_hosts: int | None = None,
     *,
     jobs: int | None = None,
-    targets: Sequence[float] = (),
+    goals: Goals = NO_GOALS,
     strict: bool = False,
     figures: bool = False,
 ) -> None:
@@ -46,7 +47,7 @@ def compare_local(
 
     Args:
         jobs: How many runs are under way at a time; by the number of cores when None.
-        targets: Accuracies, in percent, of which to tell what they cost.
+        goals: What to read off the curves; the byte budget is the plan's.
         strict: Whether bytes that differ from a method's formula are an error.
         figures: Whether to draw figures for papers.
 
@@ -60,7 +61,7 @@ def compare_local(
     folder = _create_folder(out or plan.default_out)
     workshop = Workshop(folder, data_dir, log_level, num_hosts, jobs or choose_jobs(len(plan.runs)))
     failures = _run(plan, workshop, console)
-    goals = Goals(targets, plan.base.limits.byte_budget)
+    goals = replace(goals, byte_budget=plan.base.limits.byte_budget)
     found = read_comparison(folder, [planned.cell for planned in plan.runs], failures, goals)
     show_comparison(found, console, figures=figures)
     failed = [failure for failure in found.failures if not (failure.refused and failure.cell.method in plan.unnamed)]

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedrpc.report.comparison_words import describe_seeds, has_several_runs, list_guarantees
+from fedrpc.report.comparison_words import describe_seeds, has_several_runs, label_method, list_guarantees
 from fedrpc.report.table import format_size
 
 Document = Mapping[str, Any]
@@ -60,6 +60,8 @@ def _list_cells(
         "kernel_bytes": sizes["kernel"],
         "overhead": run["overhead"],
         "seconds": run["seconds"],
+        "seconds_predicted": (run["predicted"] or {}).get("seconds"),
+        "link": (run["predicted"] or {}).get("link"),
         "cpu_seconds": run["cpu_seconds"],
         "peak_bytes": run["peak_bytes"],
         "epsilon": run["privacy"]["epsilon"],
@@ -69,7 +71,7 @@ def _list_cells(
         "model_sha256": run["model_sha256"],
     }
     for found in run["targets"]:
-        cells |= {f"{name}_to_{found['target']:g}": found[name] for name in ("rounds", "bytes", "seconds")}
+        cells |= {f"{name}_to_{found['target']:g}": found[name] for name in ("rounds", "bytes", "seconds", "predicted")}
     if document["byte_budget"] is not None:
         cells["accuracy_at_byte_budget"] = (run["at_budget"] or {}).get("accuracy")
     return cells
@@ -114,7 +116,7 @@ def _make_row(entry: Mapping[str, Any], several: bool, best: float | None) -> li
     accuracy = _format_spread(found["last"], ".2f")
     if entry["accuracy"] and entry["accuracy"]["last"] == best:
         accuracy = rf"\textbf{{{accuracy}}}"
-    cells = [escape(entry["name"]), accuracy]
+    cells = [escape(label_method(entry)), accuracy]
     if several:
         cells.append(_format_difference(entry["difference"]["last"]))
     cells += [

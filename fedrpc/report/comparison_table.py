@@ -85,7 +85,9 @@ def _style_name(entry: Mapping[str, Any], *, marked: bool = False) -> Text:
 
 def _tabulate_outcome(document: Document) -> Table:
     accuracies = ("\naccuracy\n%, last", "\nmean of\nlast ten", "best,\ntest-\nselected")
-    table = _make_table("\n\nmethod", *accuracies, "\n\nmessages", "\n\nkernel", "\nover-\nhead", "\n\nseconds")
+    predicted = _name_predicted(document, 3)
+    kernel = [] if predicted else ["\n\nkernel"]  # 80 columns have room for one of them
+    table = _make_table("\n\nmethod", *accuracies, "\n\nmessages", *kernel, "\nover-\nhead", "\n\nseconds", *predicted)
     means = [entry["accuracy"]["last10"] for entry in document["methods"] if entry["accuracy"]]
     for entry in document["methods"]:
         top = len(means) > 1 and entry["accuracy"] and entry["accuracy"]["last10"] == max(means)
@@ -95,15 +97,24 @@ def _tabulate_outcome(document: Document) -> Table:
             Text(format_accuracy(entry, "last10"), style="bold green" if top else ""),
             format_accuracy(entry, "best"),
             format_size(entry["bytes"]["message"]),
-            format_kernel_bytes(entry),
+            *([format_kernel_bytes(entry)] if kernel else []),
             format_overhead(entry),
             _format_seconds(entry["seconds"]),
+            *([_format_seconds(entry["time"]["predicted"])] if predicted else []),
         )
     return table
 
 
 def _tabulate_seeds(document: Document) -> Table:
-    table = _make_table("\nmethod", "\nseeds", "accuracy\n%, last", "\nmessages", "over-\nhead", "\nseconds")
+    table = _make_table(
+        "\nmethod",
+        "\nseeds",
+        "accuracy\n%, last",
+        "\nmessages",
+        "over-\nhead",
+        "\nseconds",
+        *_name_predicted(document, 2),
+    )
     means = [entry["accuracy"]["last"] for entry in document["methods"] if entry["accuracy"]]
     for entry in document["methods"]:
         found, top = entry["statistics"], entry["accuracy"] and entry["accuracy"]["last"] == max(means)
@@ -114,11 +125,30 @@ def _tabulate_seeds(document: Document) -> Table:
             format_size(entry["bytes"]["message"]),
             format_overhead(entry),
             _format_seconds(entry["seconds"]),
+            *([_format_seconds(entry["time"]["predicted"])] if _list_links(document) else []),
         )
     return table
 
 
-def _format_seconds(seconds: float) -> str:
+def _format_cpu(seconds: float) -> str:
+    return f"{seconds:,.1f} s"
+
+
+def _list_links(document: Document) -> list[str]:
+    """The links over which times are predicted."""
+    return list(dict.fromkeys(entry["time"]["link"] for entry in document["methods"] if entry["time"]["link"]))
+
+
+def _name_predicted(document: Document, lines: int) -> list[str]:
+    """The head of the column of predicted times, of so many lines; none when there is no link."""
+    links = _list_links(document)
+    over = links[0] if len(links) == 1 and len(links[0]) <= 10 else "links"
+    return [f"{chr(10) * (lines - 2)}predicted\nover {over}"] if links else []
+
+
+def _format_seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
     return f"{seconds:,.1f}" if seconds < 1000 else f"{seconds:,.0f}"
 
 
@@ -163,7 +193,7 @@ def _tabulate_cost(document: Document) -> Table | None:
     parts = ("communication", "computation", "memory")
     if not any(entry["cost"][part]["value"] is not None for entry in document["methods"] for part in parts[1:]):
         return None
-    formats = dict(zip(parts, (format_size, lambda value: f"{value:,.1f} s", format_size), strict=True))
+    formats = dict(zip(parts, (format_size, _format_cpu, format_size), strict=True))
     heads = ("tensors", "x", "client CPU", "x", "a client's\nmemory", "x")
     table = _make_table("\nmethod", *(f"\n{head}" if "\n" not in head else head for head in heads))
     for entry in document["methods"]:
@@ -180,8 +210,10 @@ def _tabulate_cost(document: Document) -> Table | None:
 
 
 def _tabulate_target(document: Document, place: int) -> Table:
-    target = document["targets"][place]
-    table = _make_table(f"to {target:g} %", "reached by", "rounds", "messages", "seconds")
+    target, links = document["targets"][place], _list_links(document)
+    table = _make_table(
+        f"to {target:g} %", "reached by", "rounds", "messages", "seconds", *(["predicted"] if links else [])
+    )
     for entry in document["methods"]:
         found = entry["targets"][place]
         if found["reached"]:
@@ -192,10 +224,11 @@ def _tabulate_target(document: Document, place: int) -> Table:
                 format_spread(found["rounds"], "{:.1f}" if found["reached"] > 1 else "{:.0f}"),
                 f"{format_size(sizes['mean'])}{spread}",
                 format_spread(found["seconds"], "{:.1f}"),
+                *([format_spread(found["predicted"], "{:.1f}")] if links else []),
             ]
         else:
             best = f"never, best {format_accuracy(entry, 'best')} %" if entry["accuracy"] else "never"
-            cells = [best, "-", "-", "-"]
+            cells = [best, *"---", *("-" if links else "")]
         table.add_row(_style_name(entry), *cells)
     return table
 

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedrpc.files import explain_unwritable
+from fedrpc.report.comparison_words import label_method
 from fedrpc.study.cells import BASELINE
 
 # By name: the place of the quantity in a curve's points, its factor, and the axis; a budget of bytes spans decades.
@@ -65,7 +66,7 @@ def _draw_row(axes: Axes, entry: Mapping[str, Any], place: int, factor: float, c
     columns = [_list_values(entry["runs"], index) for index in rounds]
     means = [fmean(values) for values in columns]
     style = "--" if entry["model"] else "-"
-    axes.plot(x, means, style, color=colour, linewidth=1, label=entry["name"])
+    axes.plot(x, means, style, color=colour, linewidth=1, label=label_method(entry))
     if len(entry["runs"]) > 1:
         spread = [stdev(values) for values in columns]
         low, high = ([mean + sign * sd for mean, sd in zip(means, spread, strict=True)] for sign in (-1, 1))

@@ -12,7 +12,7 @@ compare.json (sizes in bytes, accuracies in percent; `null` where a value does n
                   null when there are several seeds or partitions; then runs of one seed and point have the same.
                   `cohorts` is {agree, rounds_apart: {run: [round, ...]}}, read off the ledgers
     baseline      {method, by}: what overheads are measured against; `by` is "run" or "formula"
-    targets, byte_budget    what was asked for
+    targets, byte_budget, link    what was asked for
     pareto        {objectives, front}: the names of the rows that no other dominates
     methods       a list in the order in which they were named: a row for each method, network and point of the grid
       name                    of the row; the method's where that is enough
@@ -30,12 +30,13 @@ compare.json (sizes in bytes, accuracies in percent; `null` where a value does n
                               peak_bytes, num_rounds}: {mean, sd, n} over the seeds; sd by n - 1, null for one seed
       difference              {last, last10}: of the pairs with FedAvg's run of the same seed, in points: {mean, sd, n,
                               low, high, level, better, worse, equal, sign_p}; the interval is Student's, sign_p the
-                              sign test's, both null for one seed
+                              sign test's, both null for one seed; null for FedAvg's own rows
       cost                    {communication, computation, memory}: {value, ratio}, against FedAvg's: tensor bytes,
                               client CPU seconds, a client process's peak bytes
-      time                    {measured, predicted, link}: seconds of the run, and those predicted on a link
-      targets                 a list of {target, reached, of, rounds, bytes, seconds}, the last three {mean, sd, n}
-                              over the seeds that reached it
+      time                    {measured, predicted, link}: seconds of the run, and those predicted over a link when
+                              every client has a machine of its own; null when no link is known
+      targets                 a list of {target, reached, of, rounds, bytes, seconds, predicted}, the last four {mean,
+                              sd, n} over the seeds that reached it
       at_budget               {mean, sd, n} of the accuracy within the byte budget
       pareto                  whether no other row dominates it
     runs of a row
@@ -46,17 +47,18 @@ compare.json (sizes in bytes, accuracies in percent; `null` where a value does n
       bytes.message           the method's own messages, both ways
       bytes.kernel            everything that TCP carried, both ways
       bytes.kernel_note       why that is not exact (a run that was resumed: a lower bound), or ""
-      overhead                tensor bytes over those of FedAvg
+      overhead                tensor bytes over those of FedAvg's run, or of its formula if that had other rounds
       seconds, cpu_seconds, peak_bytes
       parts                   {part: seconds} on the server's path: where the time went; null where it was not measured
       emulated, reproducible  {link, shaper, speed} of clients, or null; whether the same seed gives the same model
+      predicted               {link, seconds} over that link, or null
       num_rounds, stopped     the rounds that were run, and why there were no more, or null
       privacy                 {epsilon, delta, reason, text}; `text` is "no guarantee: ..." or the epsilon in full
       model_sha256
       formula                 where measured and predicted bytes differ
       curve                   [[round, message bytes up to its end, accuracy, seconds up to its end], ...] of the
                               evaluated rounds
-      targets                 a list of {target, rounds, bytes, seconds}: null where it was never reached
+      targets                 a list of {target, rounds, bytes, seconds, predicted}: null where it was never reached
       at_budget               {accuracy, rounds, bytes} of the last evaluation within the byte budget, or null
     failed        a list of {name, method, model, point, note, seed, run, reason, exit_code, refused}; `refused`: the
                   data, the network or another setting does not suit the method
@@ -88,10 +90,12 @@ class Goals:
     Args:
         targets: Accuracies, in percent.
         byte_budget: Bytes of a method's own messages.
+        link: Over which times are predicted; that of the runs themselves, if they were emulated, when None.
     """
 
     targets: Sequence[float] = ()
     byte_budget: int | None = None
+    link: str | None = None
 
 
 NO_GOALS = Goals()
@@ -133,6 +137,7 @@ class Comparison:
             "baseline": {"method": BASELINE, "by": "run" if by_run else "formula"},
             "targets": list(self.goals.targets),
             "byte_budget": self.goals.byte_budget,
+            "link": self.goals.link,
             "pareto": {"objectives": list(OBJECTIVES), "front": front},
             "methods": [entry | {"pareto": entry["name"] in front} for entry in entries],
             "failed": [self._describe_failure(failure) for failure in self.failures],
@@ -152,7 +157,7 @@ class Comparison:
 
     def _describe_run(self, cell: Cell, run: Run) -> dict[str, Any]:
         beside = self._find_baseline(cell)
-        goals = (self.goals.targets, self.goals.byte_budget)
+        goals = (self.goals.targets, self.goals.byte_budget, self.goals.link)
         return describe_run(cell, run, self.folder, beside[1] if beside else None, *goals)
 
     def _find_baseline(self, cell: Cell) -> tuple[Cell, Run] | None:

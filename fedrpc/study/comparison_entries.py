@@ -14,9 +14,11 @@ from fedrpc.study.cells import Cell
 from fedrpc.study.reading import Run
 from fedrpc.study.statistics import compare_pairs, summarize_values
 from fedrpc.study.targets import Point, find_at_budget, find_target, list_points
+from fedrpc.study.whatif import Prediction, predict_over
 from fedrpc.wire.kinds import DIRECTIONS, Kind
 
 _SOURCES = ("measured", "predicted")
+_COSTS = ("rounds", "bytes", "seconds", "predicted")  # of a target
 
 
 def sum_tensor_bytes(run: Run) -> int:
@@ -28,17 +30,25 @@ def sum_tensor_bytes(run: Run) -> int:
 
 
 def describe_run(
-    cell: Cell, run: Run, folder: Path, baseline: Run | None, targets: Sequence[float], byte_budget: int | None
+    cell: Cell,
+    run: Run,
+    folder: Path,
+    baseline: Run | None,
+    targets: Sequence[float],
+    byte_budget: int | None,
+    link: str | None,
 ) -> dict[str, Any]:
     """One run of a row.
 
     Args:
         folder: What its run directory is named relative to.
         baseline: FedAvg's run of the same seed, network and settings.
+        link: Over which its time is predicted; its own when None.
     """
+    predicted = predict_over(run, link)
     summary, points = run.summary, list_points(run)
     part, accuracy = summary["bytes"], summary["accuracy"]
-    measured, beside = sum_tensor_bytes(run), sum_tensor_bytes(baseline) if baseline else None
+    measured = sum_tensor_bytes(run)
     time = summary.get("time", {})
     tasks = time.get("tasks", {})
     return {
@@ -56,26 +66,42 @@ def describe_run(
             "kernel_note": part["kernel_note"],
         },
         "formula": summary.get("formula", {}),
-        "overhead": part["overhead_vs_fedavg"] if beside is None else measured / beside if beside else None,
+        "overhead": _compute_overhead(run, baseline),
         "seconds": summary["seconds"],
         "cpu_seconds": tasks.get("cpu"),
         "peak_bytes": tasks.get("peak_bytes"),
         "parts": time.get("parts"),
         "emulated": summary.get("emulated"),
         "reproducible": summary.get("reproducible"),
+        "predicted": {"link": predicted[0], "seconds": predicted[1].seconds} if predicted else None,
         "num_rounds": summary["num_rounds"],
         "stopped": summary.get("stopped"),
         "privacy": _summarize_privacy(summary["privacy"]),
         "model_sha256": summary["model_sha256"],
         "curve": [[point.round, point.num_bytes, point.accuracy, point.seconds] for point in points],
-        "targets": [_describe_target(points, target, summary["num_rounds"]) for target in targets],
+        "targets": [
+            _describe_target(points, target, summary["num_rounds"], predicted[1] if predicted else None)
+            for target in targets
+        ],
         "at_budget": None if byte_budget is None else find_at_budget(points, byte_budget),
     }
 
 
-def _describe_target(points: Sequence[Point], target: float, num_rounds: int) -> dict[str, Any]:
-    never = dict.fromkeys(("rounds", "bytes", "seconds"))
-    return {"target": target} | (find_target(points, target, num_rounds) or never)
+def _compute_overhead(run: Run, baseline: Run | None) -> float | None:
+    """Tensor bytes over those of FedAvg's run, or of its formula when that had other rounds, as under a byte budget."""
+    if baseline is None or baseline.summary["num_rounds"] != run.summary["num_rounds"]:
+        found: float | None = run.summary["bytes"]["overhead_vs_fedavg"]
+        return found
+    beside = sum_tensor_bytes(baseline)
+    return sum_tensor_bytes(run) / beside if beside else None
+
+
+def _describe_target(
+    points: Sequence[Point], target: float, num_rounds: int, predicted: Prediction | None
+) -> dict[str, Any]:
+    found = find_target(points, target, num_rounds) or dict.fromkeys(("rounds", "bytes", "seconds"))
+    seconds = predicted.until(found["rounds"] - 1) if predicted and found["rounds"] else None
+    return {"target": target} | found | {"predicted": seconds}
 
 
 def _sum_by_kind(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,22 +181,33 @@ def describe_row(
             "kernel_note": next((run["bytes"]["kernel_note"] for run in runs if run["bytes"]["kernel_note"]), ""),
         },
         "formula": _join_formulas(runs),
-        "overhead": statistics["overhead"]["mean"] if statistics["overhead"] else None,
+        "overhead": _get_mean(statistics, "overhead"),
         "seconds": statistics["seconds"]["mean"],
         "privacy": max((run["privacy"] for run in runs), key=_rank_privacy),
         "model_sha256": runs[0]["model_sha256"] if len(runs) == 1 else None,
         "curve": _average_curve([run["curve"] for run in runs]),
         "parts": _average_parts([run["parts"] for run in runs]),
         "statistics": statistics,
-        "difference": {name: _compare(runs, beside, name) for name in ("last", "last10")},
+        "difference": {
+            name: None if baseline == cell.row else _compare(runs, beside, name) for name in ("last", "last10")
+        },
         "cost": {
-            "communication": _relate(statistics, others, "tensor"),
+            "communication": _relate(statistics, others, "tensor") | {"ratio": _get_mean(statistics, "overhead")},
             "computation": _relate(statistics, others, "cpu_seconds"),
             "memory": _relate(statistics, others, "peak_bytes"),
         },
-        "time": {"measured": statistics["seconds"]["mean"], "predicted": None, "link": None},
+        "time": _describe_time(runs, statistics),
         "targets": _join_targets(runs),
         "at_budget": summarize_values(run["at_budget"] and run["at_budget"]["accuracy"] for run in runs),
+    }
+
+
+def _describe_time(runs: Sequence[Mapping[str, Any]], statistics: Mapping[str, Any]) -> dict[str, Any]:
+    predicted = [run["predicted"] for run in runs if run["predicted"]]
+    return {
+        "measured": statistics["seconds"]["mean"],
+        "predicted": fmean(each["seconds"] for each in predicted) if predicted else None,
+        "link": predicted[0]["link"] if predicted else None,
     }
 
 
@@ -257,9 +294,14 @@ def _compare(
 
 
 def _relate(statistics: Mapping[str, Any], others: Mapping[str, Any], name: str) -> dict[str, float | None]:
-    """A value of a row, and its ratio to the baseline's."""
-    value, other = (found[name]["mean"] if found[name] else None for found in (statistics, others))
-    return {"value": value, "ratio": value / other if value is not None and other else None}
+    """A value of a row, and its ratio to the baseline's; none where they had other rounds, as under a byte budget."""
+    value, other = (_get_mean(found, name) for found in (statistics, others))
+    is_fair = _get_mean(statistics, "num_rounds") == _get_mean(others, "num_rounds")
+    return {"value": value, "ratio": value / other if value is not None and other and is_fair else None}
+
+
+def _get_mean(statistics: Mapping[str, Any], name: str) -> float | None:
+    return statistics[name]["mean"] if statistics[name] else None
 
 
 def _join_targets(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -267,6 +309,6 @@ def _join_targets(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for place, first in enumerate(runs[0]["targets"]):
         reached = [run["targets"][place] for run in runs if run["targets"][place]["rounds"] is not None]
-        costs = {name: summarize_values(each[name] for each in reached) for name in ("rounds", "bytes", "seconds")}
+        costs = {name: summarize_values(each[name] for each in reached) for name in _COSTS}
         found.append({"target": first["target"], "reached": len(reached), "of": len(runs)} | costs)
     return found

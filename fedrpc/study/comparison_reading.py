@@ -100,7 +100,7 @@ def read_written(folder: Path) -> tuple[list[Cell], Goals, bool]:
             Cell(row["method"], run["seed"], Path(run["run"]), row["point"], row["model"], row["note"])
             for row, run in rows
         ]
-        return cells, Goals(written["targets"], written["byte_budget"]), bool(written["planned"])
+        return cells, Goals(written["targets"], written["byte_budget"], written.get("link")), bool(written["planned"])
 
 
 # Finished runs of any folders

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedrpc.emulation.conditions import Conditions
+from fedrpc.emulation.conditions import Conditions, assign_conditions
 from fedrpc.emulation.link import UNLIMITED, Link, parse_link
 from fedrpc.errors import ConfigError
 from fedrpc.files import explain_damage
@@ -171,6 +171,21 @@ def predict(run: Run, conditions: Sequence[Conditions], *, cores: int | None) ->
         spans = play(tasks, by_client, cores=cores, permits=permits)
         rounds[index].add(**max(spans, key=lambda each: each.ended).parts)
     return Prediction(dict(sorted(rounds.items())))
+
+
+def predict_over(run: Run, link: str | None) -> tuple[str, Prediction] | None:
+    """Predicts a run over a link, or over its own if it was emulated, for clients with machines of their own.
+
+    Returns:
+        The link's name and the prediction; None when there is no link, or the run did not measure time.
+    """
+    own = run.summary.get("emulated", {})
+    name = link or own.get("link")
+    if not name or next(iter(run.timing()), None) is None:
+        return None
+    num_clients, seed = int(run.summary["num_clients"]), int(run.summary["seed"])
+    conditions = assign_conditions(link, own.get("speed"), num_clients, seed) if link else read_conditions(run)
+    return name, predict(run, conditions, cores=None)
 
 
 def measure(run: Run) -> Prediction:

@@ -9,7 +9,9 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from fedrpc.wire.sealing import seal
 from fedrpc.wire.v2 import coordinator_pb2 as pb
+from tests.altered import reseal
 
 NUMBERS = (0, 1, 2, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -1, -(2**31), -(2**63))
 TEXTS = ("", "\0", "../x", "/etc/passwd", "fit", "x" * 200, "\x1b[2J", "٣", "{", "[[[[", "null")
@@ -99,7 +101,7 @@ def draw_frame(real: Sequence[bytes], session: int, rng: random.Random) -> bytes
     if rng.random() < 0.998:
         frame.session = session
         frame.ClearField("attach")
-    return frame.SerializeToString()
+    return reseal(frame)
 
 
 def draw_join(real: Sequence[bytes], rng: random.Random) -> bytes:
@@ -107,4 +109,4 @@ def draw_join(real: Sequence[bytes], rng: random.Random) -> bytes:
     data = rng.choice(real)
     if rng.random() < 0.5:
         return break_bytes(data, real, rng)
-    return tell_lies(data, pb.JoinRequest.FromString, rng).SerializeToString()
+    return seal(tell_lies(data, pb.JoinRequest.FromString, rng).SerializeToString())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -22,7 +23,9 @@ import structlog
 
 from fedrpc.errors import FedrpcError
 from fedrpc.server.mailbox import Task
+from fedrpc.wire.sealing import seal
 from fedrpc.wire.v2 import coordinator_pb2 as pb
+from tests.altered import reseal
 from tests.bench.fuzzing import draw_frame, draw_join
 from tests.bench.measures import MIB, status
 from tests.bench.results import Figures
@@ -32,13 +35,14 @@ from tests.e2e.rawclient import RawClient, RawStream
 from tests.e2e.rundir import RunDir
 from tests.fakes import asynchronous, problem_of
 from tests.unit.client.test_app import Hub
-from tests.unit.server.streams import LARGE, SMALL, ClientEnd, office
+from tests.unit.server.streams import CONFIG_HASH, LARGE, SMALL, ClientEnd, office
 
 pytestmark = [pytest.mark.timeout(4 * 3600), pytest.mark.aside]
 
 SEED = int(os.environ.get("FEDRPC_BENCH_SEED", "17"))
 NUM_FRAMES, NUM_JOINS, NUM_OVER_SOCKET = 880_000, 100_000, 20_000
 BATCH, HANG_S, TASK_S = 200, 30.0, 1.0
+NOBODY = "127.0.0.1:1"
 LEVEL = 1.1  # memory at the end over memory after a tenth of the messages
 
 
@@ -60,30 +64,21 @@ class Memory:
     def note(self, done: int) -> None:
         """Notes it once a tenth is done."""
         if not self._early and done >= self._tenth:
+            gc.collect()
             self._early = status(self._pid, "RssAnon")
 
     def add_to(self, figures: Figures, key: str, done: int, **beside: float | str) -> None:
         """Checks that it is level, and adds it to the figures."""
+        gc.collect()
         late = status(self._pid, "RssAnon")
         figures.add(key, late / self._early, MiB=late / MIB, messages=done, goal=f"at most {LEVEL}", **beside)
         assert late / self._early <= LEVEL, "memory grows with the number of malformed messages"
 
 
-class Recorder(RawClient):
-    """Makes a Join as a client would, and keeps it."""
-
-    def join_bytes(self, data: bytes) -> bytes:
-        self.data = data
-        return b""
-
-
-def make_joins() -> list[bytes]:
-    """Joins of one client and of several."""
-    with Recorder("127.0.0.1:1") as raw:
-        raw.join(0)
-        single = raw.data
-        raw.join(1, members=[raw.member(1), raw.member(2)])
-        return [single, raw.data]
+def make_joins(raw: RawClient, greeting: pb.GreetResponse) -> list[bytes]:
+    """Joins of one client and of several, as a client would make them after a greeting."""
+    several = raw.request(greeting, 1, members=[raw.member(1), raw.member(2)])
+    return [seal(request.SerializeToString()) for request in (raw.request(greeting, 0), several)]
 
 
 def make_frames(stream: ClientEnd, small: Task, large: Task) -> list[bytes]:
@@ -92,8 +87,8 @@ def make_frames(stream: ClientEnd, small: Task, large: Task) -> list[bytes]:
         task.question.prepare()
     number = stream.number()
     return [
-        pb.Frame(session=number, heartbeat=pb.Heartbeat()).SerializeToString(),
-        pb.Frame(session=number, attach=pb.Attach(token=stream.token)).SerializeToString(),
+        reseal(pb.Frame(session=number, heartbeat=pb.Heartbeat())),
+        reseal(pb.Frame(session=number, attach=pb.Attach(token=stream.token, config_hash=CONFIG_HASH))),
         *stream.frames(small, SMALL),
         *(frame for frame in stream.frames(large, LARGE) if len(frame) < 10_000),
         pb.Frame(chunks=[pb.Chunk(part=0, data=b"\1" * 1000)]).SerializeToString(),
@@ -148,15 +143,19 @@ async def end(stream: ClientEnd) -> BaseException | None:
 async def test_fuzz_joins(tmp_path: Path, figures: Figures, small: bool) -> None:
     total = 5_000 if small else NUM_JOINS
     rng, memory, accepted = random.Random(SEED), Memory(total, os.getpid()), 0
-    hub, real = Hub(tmp_path, problem_of("fedavg", clients=3)), make_joins()
+    hub, raw, real = Hub(tmp_path, problem_of("fedavg", clients=3)), RawClient(NOBODY), list[bytes]()
     for number in range(total):
         context = SimpleNamespace(auth_context=dict, peer=lambda n=number: f"ipv4:127.0.0.1:{1024 + n % 60_000}")
+        if number % BATCH == 0:
+            greeting = await hub._servicer.greet(seal(b""), context)
+            real = make_joins(raw, pb.GreetResponse.FromString(greeting))
         try:
             await asyncio.wait_for(hub._servicer.join(draw_join(real, rng), context), HANG_S)
             accepted += 1
         except FedrpcError:
             pass
         memory.note(number)
+    raw.channel.close()
     await hub.close()
     assert accepted < total / 2
     memory.add_to(figures, "memory", total, accepted=accepted, seed=SEED)
@@ -222,7 +221,7 @@ def make_raw_frames(session: int, task: pb.Envelope, chain: Chain) -> list[bytes
         pb.Frame(session=session, envelope=envelope, chunks=[chunk], privacy=rows),
         pb.Frame(session=session, envelope=envelope, privacy=rows),
     ]
-    return [frame.SerializeToString() for frame in frames]
+    return [reseal(frame) for frame in frames]
 
 
 def check_echo(stream: RawStream, session: int) -> None:

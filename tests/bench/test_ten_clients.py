@@ -30,6 +30,8 @@ from tests.e2e.test_hostile_answers import (
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.aside]
 
+NUM_ROUNDS = 30  # beside strangers
+
 
 def answer_evaluations_wrong(visitor: Visitor) -> None:
     """Answers the coordinator's own questions, and trains like nobody."""
@@ -97,19 +99,22 @@ def test_client_that_stalls(
     figures.add("same model", 1, honest=NUM_HONEST, seconds_of_the_round=took_s, deadline_s=deadline_s)
 
 
-@pytest.mark.parametrize("kind", strangers.KINDS, ids=lambda kind: f"6 {kind.__name__}")
-def test_strangers(
-    kind: strangers.Kind, tmp_path: Path, programs: Programs, abstained: dict[str, str], figures: Figures
-) -> None:
+STRANGERS = {f"6 {kind.__name__}": kind for kind in strangers.KINDS} | {"9 join_as_others": strangers.join_as_others}
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_strangers(kind: str, tmp_path: Path, programs: Programs, abstained: dict[str, str], figures: Figures) -> None:
     """They belong to no run, so that nobody abstains without them."""
-    words = settings(clients=NUM_HONEST, rounds=8)
+    words = settings(clients=NUM_HONEST, rounds=NUM_ROUNDS, eval_every=NUM_ROUNDS)
     if "alone" not in abstained:
         programs.run(tmp_path / "wanted", *words).wait_for_success()
         abstained["alone"] = RunDir(tmp_path / "wanted").model_sha256
     out = RunDir(tmp_path / "run")
     server = programs.server(out.path, *words)
-    with strangers.beside(server.address(), seed=17, kind=kind):
-        programs.clients(server.address(), NUM_HONEST, tmp_path / "state")
+    clients = programs.clients(server.address(), NUM_HONEST, tmp_path / "state")
+    for client in clients:
+        client.wait_for_join()
+    with strangers.beside(server.address(), seed=17, kind=STRANGERS[kind]):
         server.wait_for_success()
     assert out.model_sha256 == abstained["alone"]
-    figures.add("same model", 1, honest=NUM_HONEST, rounds=8)
+    figures.add("same model", 1, honest=NUM_HONEST, rounds=NUM_ROUNDS)

@@ -6,14 +6,16 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.e2e.rawclient import SERVICE
 
-# Takes "Join" or "Connect", "up" or "down", and a message's bytes; gives the bytes that are forwarded.
+# Takes a call's name, such as "Join", "up" or "down", and a message's bytes; gives the bytes that are forwarded.
 Change = Callable[[str, str, bytes], bytes]
 _WAIT_S = 30.0
 
@@ -40,26 +42,28 @@ class Meddler:
         self._channel = grpc.aio.insecure_channel(server, [("grpc.use_local_subchannel_pool", 1)])
         self._server = grpc.aio.server()
         handlers = {
-            "Join": grpc.unary_unary_rpc_method_handler(self._join),
-            "Connect": grpc.stream_stream_rpc_method_handler(self._connect),
+            method.name: grpc.stream_stream_rpc_method_handler(partial(self._connect, method.name))
+            if method.client_streaming
+            else grpc.unary_unary_rpc_method_handler(partial(self._ask, method.name))
+            for method in pb.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]].methods
         }
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
         port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()
         return f"127.0.0.1:{port}"
 
-    async def _join(self, data: bytes, context: Any) -> bytes:
+    async def _ask(self, name: str, data: bytes, context: Any) -> bytes:
         try:
-            answer = await self._channel.unary_unary(f"/{SERVICE}/Join")(self._change("Join", "up", data))
+            answer = await self._channel.unary_unary(f"/{SERVICE}/{name}")(self._change(name, "up", data))
         except grpc.aio.AioRpcError as error:
             await context.abort(error.code(), error.details() or "")
-        return self._change("Join", "down", answer)
+        return self._change(name, "down", answer)
 
-    async def _connect(self, _: Any, context: Any) -> None:
-        call: Any = self._channel.stream_stream(f"/{SERVICE}/Connect")()
-        up = asyncio.ensure_future(self._forward(context.read, call.write, "up"))
+    async def _connect(self, name: str, _: Any, context: Any) -> None:
+        call: Any = self._channel.stream_stream(f"/{SERVICE}/{name}")()
+        up = asyncio.ensure_future(self._forward(name, context.read, call.write, "up"))
         try:
-            await self._forward(call.read, context.write, "down")
+            await self._forward(name, call.read, context.write, "down")
         except grpc.aio.AioRpcError as error:
             await context.abort(error.code(), error.details() or "")
         finally:
@@ -67,9 +71,9 @@ class Meddler:
             call.cancel()
             await asyncio.gather(up, return_exceptions=True)
 
-    async def _forward(self, read: Any, write: Any, direction: str) -> None:
+    async def _forward(self, name: str, read: Any, write: Any, direction: str) -> None:
         while (data := await read()) is not grpc.aio.EOF:
-            await write(self._change("Connect", direction, data))
+            await write(self._change(name, direction, data))
 
     def close(self) -> None:
         """Stops listening and ends all calls."""

@@ -66,6 +66,14 @@ def open_streams(address: str, rng: random.Random) -> Iterator[None]:
             yield
 
 
+def join_as_others(address: str, rng: random.Random) -> Iterator[None]:
+    """Joins under the ids of clients, with keys of its own; not in KINDS, since who comes first is that client."""
+    while True:
+        with RawClient(address) as raw, contextlib.suppress(grpc.RpcError):
+            raw.join(rng.randrange(4))
+        yield
+
+
 KINDS: tuple[Kind, ...] = (
     hold_connections,
     drip,

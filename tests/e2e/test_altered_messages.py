@@ -48,6 +48,15 @@ def change_rate(call: str, direction: str, data: bytes, sealed: Callable[[bytes]
     return sealed(answer.SerializeToString())
 
 
+def change_challenge(call: str, direction: str, data: bytes) -> bytes:
+    """Lets a client sign another challenge than the server's."""
+    if (call, direction) != ("Greet", "down"):
+        return data
+    answer = pb.GreetResponse.FromString(data)
+    answer.challenge = answer.challenge[::-1]
+    return answer.SerializeToString()
+
+
 def change_frames(direction: str, change: Callable[[pb.Frame], object]) -> Change:
     """Changes messages with an envelope."""
 
@@ -95,6 +104,7 @@ def run_beside(programs: Programs, folder: Path, change: Change) -> tuple[RunDir
 
 
 CHANGES: dict[str, Change] = {
+    "challenge": change_challenge,
     "rate": change_rate,
     "round": change_frames("down", change_round),
     "failure": change_frames("up", claim_failure),

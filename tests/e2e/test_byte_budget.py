@@ -35,6 +35,10 @@ def test_a_run_ends_at_its_budget_and_goes_on_under_a_larger_one(
     assert stopped.summary == found, "it was finished already"
     assert "Bytes on the wire" in again.out
 
+    (stopped.path / "summary.json").unlink()  # as after a kill just before it was written
+    programs.start("fedrpc", "run", "--out", stopped.path, "--byte-budget", BUDGET, *words).wait_for_success()
+    assert (stopped.summary["num_rounds"], stopped.model_sha256) == (2, found["model_sha256"])
+
     programs.start("fedrpc", "run", "--out", stopped.path, "--byte-budget", "1GB", *words).wait_for_success()
     programs.start("fedrpc", "run", "--out", whole.path, *words).wait_for_success()
     assert (stopped.summary["num_rounds"], stopped.summary["stopped"]) == (4, None)

@@ -18,7 +18,7 @@ from fedrpc.client import app, store
 from fedrpc.client.app import ClientApp, ClientOptions
 from fedrpc.client.store import ClientStore
 from fedrpc.client.transport import Transport
-from fedrpc.errors import FedrpcError, Refused, Taken, Unavailable, WireError
+from fedrpc.errors import FedrpcError, Outdated, Refused, Taken, Unavailable, WireError
 from fedrpc.methods.fedavg import FIT, Global, Update
 from fedrpc.methods.phases import Reply
 from fedrpc.models.state import read_tensors
@@ -299,6 +299,19 @@ async def test_another_run_at_the_same_address_is_refused(tmp_path, monkeypatch,
         object.__setattr__(server.server, "run_id", "another")
         server.pipes[0].cut()
         with pytest.raises(Refused, match="serves run another, this client belongs to run"):
+            await asyncio.wait_for(process, WAIT_S)
+
+
+@asynchronous
+async def test_a_run_that_goes_on_for_more_rounds_needs_new_processes(tmp_path, monkeypatch, problem):
+    """Noise for a target epsilon is for so many rounds."""
+    async with hub(tmp_path, monkeypatch, problem) as server:
+        process = start(tmp_path, 0)
+        await asyncio.wait_for(server.ask(0), WAIT_S)
+        more = problem.config.model_copy(update={"rounds": problem.config.rounds + 5})
+        monkeypatch.setattr(problem, "config", more)
+        server.pipes[0].cut()
+        with pytest.raises(Outdated, match=f"resumed with {more.rounds} rounds, .* started for {more.rounds - 5}"):
             await asyncio.wait_for(process, WAIT_S)
 
 

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from fedrpc.report.comparison import show_comparison, show_finished
+from fedrpc.report.comparison_exports import make_latex
 from fedrpc.report.comparison_page import render_page
 from fedrpc.report.comparison_plots import SINGLE, assign_colours, list_steps
 from fedrpc.report.comparison_table import format_comparison
@@ -270,6 +271,7 @@ def test_raw_data_is_marked_wherever_the_method_is(tmp_path: Path, make: Make) -
     assert not by_method(document)["fedavg"]["raw_data"]
     text = print_comparison(document)
     assert text.count(RAW) >= text.count("feddata") == 4
+    assert f"feddata ({RAW})" in make_latex(document)
     for piece in re.split("feddata", re.sub(r' href="[^"]*"', "", render_page(document)))[1:]:
         assert RAW in piece[:60]
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedrpc.metrics.timing import TaskRow, to_json
 from fedrpc.report.comparison import show_comparison, show_finished
 from fedrpc.report.comparison_exports import escape, make_csv, make_latex
 from fedrpc.report.comparison_page import render_page
@@ -209,6 +210,30 @@ def test_targets_are_told_over_the_seeds_that_reached_them(tmp_path: Path, make:
     assert re.search(r"within 1\.87 MB .*\n.*64\.17 ± 0\.00", text)
 
 
+def test_times_over_a_link_stand_beside_those_that_were_measured(tmp_path: Path, make: Make) -> None:
+    cells = [make("fedavg"), make("flea")]
+    tasks = [
+        TaskRow(index, "fit", 0, client, 0, "answered", queue_s=0, download_s=0, compute_s=2.0, upload_s=0)
+        for index in range(3)
+        for client in range(4)
+    ]
+    (tmp_path / cells[0].run / "timing.jsonl").write_text("".join(to_json(row) + "\n" for row in tasks))
+    document = read(tmp_path, cells, Goals([60, 99], link="rtt=500ms")).document
+    rows = by_name(document)
+    assert rows["fedavg"]["time"]["predicted"] == pytest.approx(3 * (2.0 + 0.5)), "half a round trip each way"
+    assert rows["fedavg"]["time"]["link"] == document["link"] == "rtt=500ms"
+    assert rows["flea"]["time"]["predicted"] is None, "it did not measure time"
+    reached, never = rows["fedavg"]["targets"]
+    assert reached["predicted"]["mean"] == pytest.approx(2.5 * reached["rounds"]["mean"])
+    assert never["predicted"] is None
+    text = print_table(document)
+    assert re.search(r"predicted *\n.*over rtt=500ms *\n", text)
+    assert re.search(r"fedavg .* 7\.5 *\n", text)
+    first, second = csv.DictReader(io.StringIO(make_csv(document)))
+    assert (first["seconds_predicted"], first["link"], second["seconds_predicted"]) == ("7.5", "rtt=500ms", "")
+    assert read(tmp_path, cells).document["methods"][0]["time"]["predicted"] is None, "nobody named a link"
+
+
 def test_cpu_and_memory_of_clients_stand_beside_fedavgs(tmp_path: Path, make: Make) -> None:
     cells = [make("fedavg"), make("flea"), make("moon")]
     for cell, cpu in ((cells[0], 10.0), (cells[1], 25.0)):
@@ -222,6 +247,19 @@ def test_cpu_and_memory_of_clients_stand_beside_fedavgs(tmp_path: Path, make: Ma
     assert rows["moon"]["cost"]["computation"] == {"value": None, "ratio": None}
     assert rows["moon"]["time"] == {"measured": 321.0, "predicted": None, "link": None}
     assert re.search(r"flea .* 25\.0 s +2\.500 +10\.00 MB +1\.000", print_table(document))
+
+
+def test_a_run_that_a_budget_stopped_is_told_and_its_overhead_is_of_its_own_rounds(tmp_path: Path, make: Make) -> None:
+    cells = [make("fedavg"), make("flea")]
+    stopped = {"byte_budget": 1_000_000, "message_bytes": 1_500_000}
+    change_json(tmp_path / cells[1].run / "summary.json", lambda summary: summary.update(num_rounds=2, stopped=stopped))
+    document = read(tmp_path, cells).document
+    flea = by_name(document)["flea"]
+    assert flea["overhead"] == flea["cost"]["communication"]["ratio"] == 1.25, "by the formula for two rounds"
+    assert flea["runs"][0]["stopped"] == stopped
+    words = "flea: stopped after 2 rounds with 1.50 MB of messages, over the byte budget of 1.00 MB"
+    assert words in " ".join(print_table(document).split())
+    assert document["setting"]["num_rounds"] == 3
 
 
 # Finished runs of any folders

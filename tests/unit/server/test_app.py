@@ -27,6 +27,6 @@ async def test_a_stream_that_fails_by_a_mistake_is_in_the_log(
 
     hub = Hub(tmp_path, problem_of("fedavg", clients=1))
     with capture_logs() as lines, pytest.raises(type(error)):
-        await hub._servicer.connect(None, SimpleNamespace(read=read, write=None, peer=lambda: PEER))
+        await hub._servicer.connect(None, SimpleNamespace(read=read, write=None, peer=lambda: PEER, auth_context=dict))
     await hub.close()
     assert [line["event"] for line in lines] == logged
