@@ -12,6 +12,7 @@ from fedrpc.report.comparison_words import (
     format_deviation,
     format_kernel_bytes,
     format_spread,
+    has_predicted_times,
     has_ten_evaluations,
     sum_directions,
 )
@@ -63,7 +64,7 @@ def tabulate_outcome(document: Document) -> Sheet:
         ("overhead", _make_overhead, False),
         ("time", lambda entry: Cell(format_duration(entry["seconds"]), entry["seconds"]), False),
     ]
-    if any(entry["time"]["predicted"] is not None for entry in document["methods"]):
+    if has_predicted_times(document):
         columns.append(("time, predicted", _make_predicted, False))
     caption = f"Accuracy on the external test; {describe_overhead(document)}; kernel: all that TCP carried."
     return _fill("All in numbers", document["methods"], columns, caption)
@@ -107,6 +108,10 @@ def _tabulate_target(document: Document, place: int) -> Sheet:
         ("messages", lambda entry: _make_spread_size(entry["targets"][place]["bytes"]), False),
         ("seconds", lambda entry: _make_cell(entry["targets"][place]["seconds"], "{:.1f}"), False),
     ]
+    if has_predicted_times(document):
+        columns.append(
+            ("seconds, predicted", lambda entry: _make_cell(entry["targets"][place]["predicted"], "{:.1f}"), False)
+        )
     caption = "Until an evaluation first gave it; means over the seeds that reached it."
     return _fill(f"What {document['targets'][place]:g} % cost", document["methods"], columns, caption)
 

@@ -20,6 +20,7 @@ from fedrpc.report.comparison_words import (
     describe_seeds,
     describe_sharing,
     format_spread,
+    has_predicted_times,
     has_ten_evaluations,
     join_failures,
     label_method,
@@ -34,6 +35,8 @@ from fedrpc.report.words import format_duration, make_sentence, pluralize
 
 Document = Mapping[str, Any]
 Entry = Mapping[str, Any]
+
+PREDICTED = "predicted times: with the computing that was measured, when every client has a machine of its own"
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def render_page(document: Document) -> str:
         sameness=make_sentence(describe_sameness(document)),
         agree=document["same"]["cohorts"]["agree"],
         warnings=_list_warnings(document),
-        notes=list_notes(document),
+        notes=[*list_notes(document), *([PREDICTED] if has_predicted_times(document) else [])],
         sheets=list_sheets(document),
         sharing=_list_sharing(document),
         guarantees=list_guarantees(document),
@@ -114,7 +117,8 @@ def _list_lines(document: Document, colours: Mapping[str, str]) -> list[Line]:
     ten = has_ten_evaluations(document)
     longest = max((entry["overhead"] or 0.0 for entry in entries), default=0.0)
     accuracies = mark_best([_make_accuracy(entry) for entry in entries], highest=True)
-    times = mark_best([_make_time(entry) for entry in entries], highest=False)
+    clock = "predicted" if has_predicted_times(document) else "measured"
+    times = mark_best([_make_time(entry, clock) for entry in entries], highest=False)
     return [
         Line(
             entry,
@@ -123,7 +127,7 @@ def _list_lines(document: Document, colours: Mapping[str, str]) -> list[Line]:
             _draw_overhead(entry, longest, colours[entry["name"]]),
             Cell(describe_gain(entry), entry["overhead"]),
             times[place],
-            "" if entry["time"]["predicted"] is None else f"measured {format_duration(entry['time']['measured'])}",
+            "" if clock == "measured" else f"measured {format_duration(entry['time']['measured'])}",
             Cell(describe_guarantee(entry), entry["privacy"]["epsilon"]),
         )
         for place, entry in enumerate(entries)
@@ -135,10 +139,10 @@ def _make_accuracy(entry: Entry) -> Cell:
     return Cell(f"{format_spread(found, '{:.2f}')} %", found["mean"], found["sd"]) if found else Cell("not measured")
 
 
-def _make_time(entry: Entry) -> Cell:
-    """The time on the chosen link where it was predicted, else as it was measured."""
-    seconds = entry["time"]["measured"] if entry["time"]["predicted"] is None else entry["time"]["predicted"]
-    return Cell(format_duration(seconds), seconds)
+def _make_time(entry: Entry, clock: str) -> Cell:
+    """The time that is compared, measured or predicted; none where it was not predicted."""
+    seconds = entry["time"][clock]
+    return Cell("-" if seconds is None else format_duration(seconds), seconds)
 
 
 def _draw_overhead(entry: Entry, longest: float, colour: str) -> str:

@@ -88,12 +88,17 @@ def describe_link(emulated: Mapping[str, Any] | None) -> str:
     return str(found.get("link") or "loopback") + (f", speed {found['speed']}" if found.get("speed") else "")
 
 
+def has_predicted_times(document: Mapping[str, Any]) -> bool:
+    """Whether the time over a link was predicted for any row."""
+    return any(entry["time"]["predicted"] is not None for entry in document["methods"])
+
+
 def describe_clock(document: Mapping[str, Any]) -> str:
     """Which time is compared: the one predicted on a link where there is one, else the measured one."""
-    times = [entry["time"] for entry in document["methods"]]
-    predicted = list(dict.fromkeys(str(time["link"]) for time in times if time["predicted"] is not None))
-    if predicted:
-        return f"time, predicted on {' and '.join(predicted)}"
+    if has_predicted_times(document):
+        times = [entry["time"] for entry in document["methods"]]
+        links = dict.fromkeys(time["link"] for time in times if time["predicted"] is not None)
+        return f"time, predicted over {' and '.join(links)}"
     return f"time, measured on {' and '.join(list_links(document))}"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedrpc.report.comparison_page import render_page
+from fedrpc.report.comparison_page import PREDICTED, render_page
 from fedrpc.report.markup import Cell, mark_best
 from fedrpc.report.svg import Axis
 from tests.unit.report.conftest import write_comparison
@@ -43,12 +43,20 @@ def test_the_first_screen_has_a_line_for_each_method(document: dict[str, Any]) -
 def test_the_predicted_time_is_shown_where_there_is_one(document: dict[str, Any]) -> None:
     html = render_page(document)
     assert "<th>time, measured on loopback</th>" in html
-    assert "predicted on" not in html
-    for place, entry in enumerate(document["methods"]):
+    assert "predicted over" not in html
+    assert PREDICTED not in html
+    assert "seconds, predicted" not in html
+    for place, entry in enumerate(document["methods"][1:]):
         entry["time"] |= {"predicted": 60.0 + place, "link": "4g"}
+        entry["targets"][0]["predicted"] = {"mean": 33.0, "sd": 2.0, "n": 2}
     html = render_page(document)
-    assert "<th>time, predicted on 4g</th>" in html
-    assert "62.0 s measured 5 min 21 s" in read_rows(html)[2]
+    assert "<th>time, predicted over 4g</th>" in html
+    assert PREDICTED in html
+    first, second, third = read_rows(html)
+    assert "1 x FedAvg - measured 5 min 21 s" in first, "it has no prediction"
+    assert "60.0 s measured 5 min 21 s" in second
+    assert "61.0 s measured 5 min 21 s" in third
+    assert [row.endswith("33.0 ± 2.0") for row in read_rows(html, "What 50 % cost")] == [False, True, True]
 
 
 def test_link_reproducibility_and_other_differences_are_told(document: dict[str, Any]) -> None:
