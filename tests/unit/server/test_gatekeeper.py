@@ -170,9 +170,7 @@ def make_rsa_key(bits: int, exponent: int) -> bytes:
     ],
     ids=["small", "exponent", "large", "curve"],
 )
-def test_a_key_that_nobody_uses_is_refused_before_it_checks_anything(
-    gate: Gate, key: bytes, said: str
-) -> None:
+def test_a_key_that_nobody_uses_is_refused_before_it_checks_anything(gate: Gate, key: bytes, said: str) -> None:
     with pytest.raises(WireError, match=said):
         gate.admit(gate.keeper.make_challenge(), Applicant(1, "a", key, bytes(384), b""))
 
