@@ -16,13 +16,13 @@ setup: $(STAMP) ## make .venv and install fedrpc with its pinned dependencies (P
 	@:
 
 $(STAMP): pyproject.toml constraints.txt
-	@test -x $(BIN)/pip || { $(PYTHON) -c '$(SUPPORTED)' && $(PYTHON) -m venv .venv; }
 	@echo "installing into .venv (the first time takes some minutes and 6 GB)"
+	@test -x $(BIN)/pip || { $(PYTHON) -c '$(SUPPORTED)' && $(PYTHON) -m venv .venv; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: setup ## run the quickstart: one server, ten clients, embedded data
-	@$(BIN)/fedrpc run --recipe quickstart $(ARGS)
+demo: setup ## compare FedAvg and five methods on the embedded data, in a few minutes
+	@$(BIN)/fedrpc compare --recipe demo $(ARGS)
 
 test: setup ## run all tests (ARGS=--slow adds the slow ones)
 	@$(BIN)/python -m pytest -q $(ARGS)

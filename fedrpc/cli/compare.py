@@ -19,6 +19,7 @@ from fedrpc.cli.options import (
     collect_options,
     console,
     read_layers,
+    read_methods,
 )
 from fedrpc.errors import ConfigError
 
@@ -28,7 +29,10 @@ Folders = Annotated[
 ]
 Methods = Annotated[
     list[str] | None,
-    typer.Option(help="The methods, separated by commas, or all; see `fedrpc list methods`. Repeated, it adds up."),
+    typer.Option(
+        help="The methods, separated by commas, or all; see `fedrpc list methods`. Repeated, it adds up. A recipe of a "
+        "comparison names some itself."
+    ),
 ]
 Seeds = Annotated[str | None, typer.Option(help='Run every method with each of these seeds: "0-4", "0,3,7".')]
 Grid = Annotated[
@@ -99,10 +103,12 @@ def compare(
 
     The values are in compare.json, compare.csv and compare.tex, plots of them in compare.html.
     """
+    layers = read_layers(options)
+    methods = methods or read_methods(layers)
     if bool(folders) == bool(methods):
         got = "both" if folders else "neither"
         raise ConfigError(f"expected --methods to run, or folders of finished runs to compare, got {got}")
-    announce("compare", f"a comparison of {', '.join(map(str, folders or methods or []))}")
+    announce("compare", f"a comparison of {', '.join(map(str, folders or methods))}")
     from fedrpc.launch.compare import compare_folders, compare_local
     from fedrpc.launch.plan import Request
     from fedrpc.study.comparison import Goals
@@ -115,6 +121,6 @@ def compare(
     if folders:
         goals = Goals(target or (), config.build(values).limits.byte_budget, whatif)
         return compare_folders(folders, out, console, goals, **shown)
-    request = Request(methods or [], baseline, read_layers(options), values, set_ or [], seeds or "", grid or [])
+    request = Request(methods, baseline, layers, values, set_ or [], seeds or "", grid or [])
     goals = Goals(target or (), link=whatif)
     compare_local(request, out, data_dir, log_level, console, hosts, jobs=jobs, goals=goals, **shown)

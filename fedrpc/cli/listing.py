@@ -176,7 +176,7 @@ def list_recipes() -> RenderableType:
     table = _make_table("recipe", "what it runs", "about")
     for name, path in config.list_recipes().items():
         values = config.read_toml(path)
-        what = (values.get("method"), values.get("dataset"), values.get("partition"))
+        what = (*values.get("methods", [values.get("method")]), values.get("dataset"), values.get("partition"))
         table.add_row(
             name, ", ".join(str(word) for word in what if word), read_leading_comment(path.read_text(encoding="utf-8"))
         )

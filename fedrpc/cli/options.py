@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from fedrpc import config, log
+from fedrpc.errors import ConfigError
 
 console = Console()
 
@@ -170,15 +171,33 @@ def announce(role: str, what: str) -> None:
 
 
 def merge_values(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a run: those of the recipe, then of the file, then of the options, then of --set."""
-    layers = [*read_layers(options), collect_options(options), config.parse_set(options["set_"] or [])]
-    return config.merge({}, *layers)
+    """The values of a run: those of the recipe, then of the file, then of the options, then of --set.
+
+    Raises:
+        ConfigError: The recipe or the file is of a comparison.
+    """
+    layers = read_layers(options)
+    if methods := read_methods(layers):
+        source = f"--recipe {options['recipe']}" if options["recipe"] else f"--config {options['config_file']}"
+        raise ConfigError(f"this is a comparison of {', '.join(methods)}; start it with `fedrpc compare {source}`")
+    return config.merge({}, *layers, collect_options(options), config.parse_set(options["set_"] or []))
 
 
 def read_layers(options: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The values of the recipe and of the file, if any."""
     recipe, file = options["recipe"], options["config_file"]
     return [config.read_recipe(recipe) if recipe else {}, config.read_toml(file) if file else {}]
+
+
+def read_methods(layers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The methods that a recipe or a file compares; none if it is of a single run."""
+    found: list[str] = []
+    for layer in layers:
+        methods = layer.get("methods", found)
+        if not isinstance(methods, list) or not all(isinstance(name, str) for name in methods):
+            raise ConfigError(f'methods is a list such as ["fedprox", "flea"], got {methods!r}')
+        found = methods
+    return found
 
 
 def collect_options(options: Mapping[str, Any]) -> dict[str, Any]:

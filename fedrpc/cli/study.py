@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedrpc import log
-from fedrpc.cli.options import DataDir, FinishedRun, Link, Speed, console
+from fedrpc.cli.options import DataDir, FinishedRun, Link, LogFormat, Speed, console
 from fedrpc.cli.progress import StepDisplay
 
 
@@ -115,6 +115,7 @@ def attack(
     state_dir: Annotated[
         Path | None, typer.Option(help="Where clients that were started by hand kept their stores.")
     ] = None,
+    log_format: LogFormat = "text",
 ) -> None:
     """Attack what a finished run has shared of clients' data: rebuild inputs from it, and detect a mark in it.
 

@@ -15,6 +15,7 @@ import grpc.aio
 
 import fedrpc
 from fedrpc.errors import Altered, FedrpcError, MethodFailed, Refused, Taken, Unavailable, WireError
+from fedrpc.log import clean_text
 from fedrpc.privacy.ledger import parse_history
 from fedrpc.privacy.mechanisms import Histories, History
 from fedrpc.tls.credentials import ClientTls, channel_credentials
@@ -506,7 +507,7 @@ class Stream:
             phase=question.phase,
             step=question.step,
             question=question.digest,
-            failure=pb.Failure(code=code, reason=failure.reason),
+            failure=pb.Failure(code=code, reason=clean_text(failure.reason)),  # a server takes no longer one
             epoch=question.epoch,
         )
         others = pb.Frame(timing=self._build_timing(timing)).SerializeToString()

@@ -31,6 +31,7 @@ class Request:
         baseline: Whether FedAvg is added when it is not named, on every network that a method runs on.
         layers: The values of a recipe and of a file; later ones win. A [params] table belongs to the method that the
             layer names, or else to every method that has such a parameter; [METHOD.params] belongs to that method.
+            Those of a layer's `methods` may have such tables whether they are compared or not.
         options: Values of the common options.
         items: The --set items; METHOD.params.x is for that method, params.x for every method that has it.
         seeds: Such as "0-4" or "0,3,7"; the configuration's own when empty.
@@ -254,7 +255,7 @@ def _applies(key: str, method: str) -> bool:
 
 def _split_layer(layer: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The values of a layer that are common to all methods, and each method's own parameters."""
-    common = {name: value for name, value in layer.items() if name not in ("method", "params")}
+    common = {name: value for name, value in layer.items() if name not in ("method", "methods", "params")}
     own: dict[str, dict[str, Any]] = {name: {} for name in [*names, BASELINE]}
     plain, owner = _read_params(layer, ""), layer.get("method")
     if owner is None:
@@ -265,6 +266,9 @@ def _split_layer(layer: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[s
         own[owner] = plain
     for name, values in layer.items():
         if name in RunConfig.model_fields or not isinstance(values, Mapping):
+            continue
+        if name not in names and name in layer.get("methods", ()):
+            del common[name]
             continue
         if name not in names:
             raise UnknownName("method of this comparison", name, names)

@@ -20,6 +20,10 @@ from fedrpc.errors import ConfigError, WireError
 
 PrivateKey = Ed25519PrivateKey | ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 PublicKey = Ed25519PublicKey | ec.EllipticCurvePublicKey | rsa.RSAPublicKey
+# Others are of no use, or take a server long: a signature with a large RSA exponent takes 6 ms, a Join may have 500.
+_CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
+_RSA_BITS = range(2048, 8192 + 1)
+_MAX_RSA_EXPONENT = 1 << 32
 _PADDING = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
 
 
@@ -93,7 +97,18 @@ def load_public_key(data: bytes) -> PublicKey:
         raise WireError(f"expected a public key in DER, got {data.hex()[:24] or 'nothing'}") from None
     if not isinstance(key, PublicKey):
         raise WireError("expected a public key of Ed25519, an elliptic curve or RSA, got another kind")
+    if isinstance(key, ec.EllipticCurvePublicKey) and not isinstance(key.curve, _CURVES):
+        raise WireError(f"expected a key on the curve P-256, P-384 or P-521, got {key.curve.name}")
+    if isinstance(key, rsa.RSAPublicKey) and not _is_usual(key):
+        raise WireError(
+            f"expected an RSA key of {_RSA_BITS[0]} to {_RSA_BITS[-1]} bits with a small exponent, got one of "
+            f"{key.key_size} bits"
+        )
     return key
+
+
+def _is_usual(key: rsa.RSAPublicKey) -> bool:
+    return key.key_size in _RSA_BITS and key.public_numbers().e < _MAX_RSA_EXPONENT
 
 
 def read_certificate_key(pem: bytes) -> bytes:

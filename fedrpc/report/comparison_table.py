@@ -21,6 +21,7 @@ from fedrpc.report.comparison_words import (
     format_overhead,
     format_spread,
     has_several_runs,
+    join_failures,
     list_guarantees,
     list_notes,
     make_title,
@@ -287,12 +288,7 @@ def _format_guarantees(document: Document) -> Table:
 
 def tabulate_failures(failed: Iterable[Mapping[str, Any]]) -> Table:
     """What has no finished run, and why; runs that differ only in their seed share a line."""
-    lines: dict[tuple[str, str], list[int]] = {}
-    for failure in failed:
-        reason = f"refused: {failure['reason']}" if failure["refused"] else failure["reason"]
-        lines.setdefault((failure["name"], reason), []).append(failure["seed"])
     table = _make_table("failed", "why", words=2)
-    for (name, reason), seeds in lines.items():
-        several = f", seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else ""
-        table.add_row(Text(f"{name}{several}", style="bold red"), Text(reason))
+    for name, refused, seeds, reason in join_failures(failed):
+        table.add_row(Text(f"{name}{seeds}", style="bold red"), Text(f"refused: {reason}" if refused else reason))
     return table

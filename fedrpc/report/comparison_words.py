@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedrpc.privacy.words import format_epsilon
@@ -62,6 +62,60 @@ def list_notes(document: Mapping[str, Any]) -> list[str]:
     for entry in document["methods"]:
         notes += [f"{entry['name']}: {line}" for line in describe_stops(entry)]
     return list(dict.fromkeys(notes))
+
+
+def has_ten_evaluations(document: Mapping[str, Any]) -> bool:
+    """Whether a mean of the last ten evaluations says anything of its own: every row has more than ten."""
+    return all(len(entry["curve"]) >= 10 for entry in document["methods"])
+
+
+def describe_gain(entry: Mapping[str, Any]) -> str:
+    """What the bytes bought: 26.3 x FedAvg, +18.9 points."""
+    if entry["baseline"] == entry["name"]:
+        return "the baseline, 1 x FedAvg"
+    factor = "not compared" if entry["overhead"] is None else f"{_format_factor(entry['overhead'])} x FedAvg"
+    found = entry["difference"]["last"]
+    return factor + (f", {found['mean']:+.1f} points" if found else "")
+
+
+def _format_factor(factor: float) -> str:
+    return f"{factor:.2f}" if factor < 10 else f"{factor:.1f}"
+
+
+def describe_link(emulated: Mapping[str, Any] | None) -> str:
+    """The network of a run: its emulated link and speeds, or loopback."""
+    found = emulated or {}
+    return str(found.get("link") or "loopback") + (f", speed {found['speed']}" if found.get("speed") else "")
+
+
+def has_predicted_times(document: Mapping[str, Any]) -> bool:
+    """Whether the time over a link was predicted for any row."""
+    return any(entry["time"]["predicted"] is not None for entry in document["methods"])
+
+
+def describe_clock(document: Mapping[str, Any]) -> str:
+    """Which time is compared: the one predicted on a link where there is one, else the measured one."""
+    if has_predicted_times(document):
+        times = [entry["time"] for entry in document["methods"]]
+        links = dict.fromkeys(time["link"] for time in times if time["predicted"] is not None)
+        return f"time, predicted over {' and '.join(links)}"
+    return f"time, measured on {' and '.join(list_links(document))}"
+
+
+def list_links(document: Mapping[str, Any]) -> list[str]:
+    """The networks of all runs, each once."""
+    return list(dict.fromkeys(describe_link(run["emulated"]) for entry in document["methods"] for run in entry["runs"]))
+
+
+def join_failures(failed: Iterable[Mapping[str, Any]]) -> list[tuple[str, bool, str, str]]:
+    """(name, whether it was refused, its seeds if there are several, reason); runs of other seeds share a line."""
+    lines: dict[tuple[str, bool, str], list[int]] = {}
+    for failure in failed:
+        lines.setdefault((failure["name"], failure["refused"], failure["reason"]), []).append(failure["seed"])
+    return [
+        (name, refused, f", {describe_seeds(seeds)}" if len(seeds) > 1 else "", reason)
+        for (name, refused, reason), seeds in lines.items()
+    ]
 
 
 def describe_stops(entry: Mapping[str, Any]) -> list[str]:

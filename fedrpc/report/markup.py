@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from fedrpc.report.style import DARK, LIGHT, METHOD_HUES
+from fedrpc.report.style import DARK, LIGHT, NUM_KIND_HUES, NUM_METHOD_HUES
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,26 @@ class Plot:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """A line of bars: whose it is, the drawing (SVG that needs no escaping), and what it comes to."""
+
+    name: Any
+    svg: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Lines of bars with their heading, legend and caption; they fit any width."""
+
+    title: str
+    rows: Sequence[Bar]
+    caption: str = ""
+    legend: Sequence[tuple[str, str]] = field(default=())
+    wide: bool = False
+
+
+@dataclass(frozen=True)
 class Tile:
     """One headline fact: its name, its value, and a note; `wide` fills the page's width, for a long note."""
 
@@ -41,8 +61,34 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class Cell:
+    """A cell of a table that stands for a number.
+
+    Attributes:
+        text: What is shown.
+        value: The number itself, by which the page sorts and which it copies; None where there is none.
+        spread: Its standard deviation, which is copied, too.
+        best: Whether it is marked as the best of its column.
+    """
+
+    text: str
+    value: float | None = None
+    spread: float | None = None
+    best: bool = False
+
+
+def mark_best(cells: Sequence[Cell], *, highest: bool) -> list[Cell]:
+    """Marks the best cells of a column; none where fewer than two have a value, or all have the same."""
+    values = [cell.value for cell in cells if cell.value is not None]
+    if len(set(values)) < 2:
+        return list(cells)
+    top = max(values) if highest else min(values)
+    return [replace(cell, best=cell.value == top) for cell in cells]
+
+
+@dataclass(frozen=True)
 class Table:
-    """A table whose first `words` columns are text and the rest numbers."""
+    """A table of texts and `Cell`s, whose first `words` columns are text and the rest numbers."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[object]]
@@ -59,7 +105,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.globals |= {"light": LIGHT, "dark": DARK, "hues": METHOD_HUES}
+    environment.globals |= {"light": LIGHT, "dark": DARK}
+    environment.globals |= {"num_method_hues": NUM_METHOD_HUES, "num_kind_hues": NUM_KIND_HUES}
     return environment
 
 

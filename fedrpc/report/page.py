@@ -13,12 +13,14 @@ from fedrpc.errors import FedrpcError
 from fedrpc.files import explain_unwritable, write_atomically
 from fedrpc.privacy.mechanisms import Coverage
 from fedrpc.privacy.words import describe_epsilon, format_epsilon
-from fedrpc.report import plots_bytes, plots_learning, plots_partition
+from fedrpc.report import plots_bytes, plots_learning, plots_partition, plots_time
+from fedrpc.report.comparison_words import describe_link
 from fedrpc.report.formula import describe_formula, list_differing
 from fedrpc.report.markup import Plot, Table, Tile, render
 from fedrpc.report.table import count_text_columns, format_size, list_kinds, list_time, print_summary
 from fedrpc.report.words import (
     compare_to_formula,
+    count_round,
     describe_kinds,
     describe_partition,
     describe_privacy,
@@ -94,7 +96,10 @@ def render_page(run: Run, verdict: Verdict = NOT_AUDITED) -> str:
         ("clients a round", f"{_cohort_size(run):,}"),
         ("rounds", f"{summary['num_rounds']:,}"),
         ("seed", summary["seed"]),
+        ("link", describe_link(summary.get("emulated"))),
     ]
+    if summary.get("reproducible") is False:
+        chips.append(("reproducible", "no: it matters which clients answer first"))
     if summary.get("unanswered"):
         chips.append(("answers", summary["unanswered"]))
     if summary.get("caveat"):
@@ -109,6 +114,7 @@ def render_page(run: Run, verdict: Verdict = NOT_AUDITED) -> str:
         reported=_collect_reported(summary),
         bytes=_collect_bytes(run),
         time=Table(*list_time(run.summary)),
+        time_bars=plots_time.make_time_bars(run),
         partition=_collect_partition(run),
         privacy=_collect_privacy(run, verdict.text),
         ledger_check=_list_ledger_check(summary),
@@ -128,18 +134,20 @@ def _cohort_size(run: Run) -> int:
 
 def make_tiles(run: Run, verdict: Verdict = NOT_AUDITED) -> list[Tile]:
     """The facts that one wants first."""
-    tiles = [_accuracy_tile(run.summary), _wire_tile(run.summary), _overhead_tile(run.summary)]
+    tiles = [_accuracy_tile(run), _wire_tile(run.summary), _overhead_tile(run.summary)]
     tiles += [_privacy_tile(run, verdict)]
     tiles += [*_clients_tile(run.summary), _ledger_tile(run.summary), _time_tile(run.summary)]
     return sorted(tiles, key=lambda tile: tile.wide)  # the others first, since a wide one would break their row
 
 
-def _accuracy_tile(summary: Mapping[str, Any]) -> Tile:
-    accuracy = summary["accuracy"]
+def _accuracy_tile(run: Run) -> Tile:
+    accuracy = run.summary["accuracy"]
     if not accuracy:
         return Tile("accuracy", "not measured", "No round was evaluated.")
-    note = f"last ten {accuracy['last10']:.2f} %, best {accuracy['best']:.2f} % in round {accuracy['best_round']}"
-    return Tile("accuracy on the external test", f"{accuracy['global']:.2f} %", f"{note} ({accuracy['best_is']})")
+    ten = f"last ten {accuracy['last10']:.2f} %, " if len(run.curve("accuracy")) >= 10 else ""
+    number = count_round(accuracy["best_round"], run.summary["num_rounds"])
+    note = f"{ten}best {accuracy['best']:.2f} % in round {number} ({accuracy['best_is']})"
+    return Tile("final accuracy on the external test", f"{accuracy['global']:.2f} %", note)
 
 
 def _wire_tile(summary: Mapping[str, Any]) -> Tile:
@@ -205,7 +213,8 @@ def _ledger_tile(summary: Mapping[str, Any]) -> Tile:
 def _time_tile(summary: Mapping[str, Any]) -> Tile:
     seconds, rounds = summary["seconds"], summary["num_rounds"]
     each = f"{format_duration(seconds / rounds)} a round; " if rounds else ""
-    return Tile("time", format_duration(seconds), f"{each}model {summary['model_sha256'][:16]}")
+    link = f"on {describe_link(summary.get('emulated'))}"
+    return Tile("time", format_duration(seconds), f"{each}{link}; model {summary['model_sha256'][:16]}")
 
 
 # The sections
@@ -217,9 +226,10 @@ def _present(plots: Iterable[Plot | None]) -> list[Plot]:
 
 def _plot_learning(run: Run) -> list[Plot]:
     clients = plots_learning.plot_clients(run)
-    recalls = plots_learning.plot_recalls(run, wide=clients is None)
+    recalls = plots_learning.plot_recalls(run)
     curves = [plots_learning.plot_accuracy(run), plots_learning.plot_loss(run)]
-    return _present([*curves, recalls, clients, plots_learning.plot_local_losses(run)])
+    over_time = plots_time.plot_accuracy_by_seconds(run, wide=(recalls is None) == (clients is None))
+    return _present([*curves, recalls, clients, over_time, plots_learning.plot_local_losses(run)])
 
 
 def _collect_reported(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -354,7 +364,7 @@ def _tabulate_rounds(run: Run) -> Table:
         flow = run.traffic.by_round.get(record["round"])
         sizes = [f"{flow.own[direction]:,}" for direction in DIRECTIONS] if flow else ["", ""]
         values = (format_value(record.get(name)) for name in ("num_clients", "accuracy", "loss", "seconds"))
-        return (record["round"], *values, *sizes)
+        return (record["round"] + 1, *values, *sizes)
 
     step = -(-len(run.rounds) // 1000) or 1  # keeps the page small
     head = ("round", "clients", "accuracy, %", "loss", "seconds", "↓ method's bytes", "↑ method's bytes")

@@ -11,6 +11,7 @@ from fedrpc.report.markup import Plot
 from fedrpc.report.plots_learning import MAX_BARS, format_percent
 from fedrpc.report.svg import NARROW, WIDE, Axis, Canvas, Point
 from fedrpc.report.table import format_size
+from fedrpc.report.words import count_round
 from fedrpc.study.reading import Flow, Run
 from fedrpc.study.targets import list_points
 from fedrpc.wire.kinds import DIRECTIONS, Kind
@@ -74,7 +75,7 @@ def _draw_bar(canvas: Canvas, top: float, name: str, values: Mapping[str, int], 
 
 def plot_cumulative(run: Run, *, wide: bool = False) -> Plot | None:
     """Message bytes so far, over rounds, as stacked areas."""
-    flows = run.traffic.by_round
+    flows = {index + 1: flow for index, flow in run.traffic.by_round.items()}  # rounds as people count them
     if not flows:
         return None
     top = sum(flow.total for flow in flows.values())
@@ -86,9 +87,9 @@ def plot_cumulative(run: Run, *, wide: bool = False) -> Plot | None:
         above = [low + so_far for low, so_far in zip(below, accumulate(sizes), strict=True)]
         canvas.band(list(zip(flows, below, strict=True)), list(zip(flows, above, strict=True)), style)
         below = above
-    caption = "At -1 clients join and methods set up"
-    if max(flows) >= (last := run.summary["num_rounds"]):
-        caption += f"; at {last} methods finalise and ledgers are compared"
+    caption = "At 0, with the initial model, clients join and methods set up"
+    if max(flows) > (last := run.summary["num_rounds"]):
+        caption += f"; at {last + 1} methods finalise and ledgers are compared"
     legend = [layer[:2] for layer in layers]
     return Plot("Bytes over rounds", canvas.svg(), f"{caption}.", legend, wide=wide)
 
@@ -100,8 +101,9 @@ def _list_layers(flows: Sequence[Flow]) -> list[tuple[str, str, list[int]]]:
 
 
 def list_spending(run: Run) -> list[tuple[int, int, float]]:
-    """(round, the method's own message bytes up to its end, accuracy) of each evaluated round."""
-    return [(point.round, point.num_bytes, point.accuracy) for point in list_points(run)]
+    """(round as people count it, the method's own message bytes up to its end, accuracy) of each evaluated round."""
+    last = run.summary["num_rounds"]
+    return [(count_round(point.round, last), point.num_bytes, point.accuracy) for point in list_points(run)]
 
 
 def plot_accuracy_by_bytes(run: Run) -> Plot | None:
@@ -110,15 +112,15 @@ def plot_accuracy_by_bytes(run: Run) -> Plot | None:
     if not points or not points[-1][1]:
         return None
     sizes, values = [spent for _, spent, _ in points], [value for _, _, value in points]
-    x = Axis.over(sizes, "the method's messages, both ways", format_size_tick, zero=True)
-    canvas = Canvas(x, Axis.over(values, "", format_percent), "accuracy against bytes")
+    x = Axis.of_powers(sizes, "the method's messages, both ways", format_size_tick)
+    canvas = Canvas(x, Axis.over(values, "", format_percent), "accuracy over bytes")
     rounds = {(float(spent), value): index for index, spent, value in points}
 
     def describe(point: Point) -> str:
         return f"round {rounds[point]}: {point[1]:.2f} % after {format_size(point[0])}"
 
     canvas.line([(float(spent), value) for _, spent, value in points], "l0", tooltip=describe)
-    return Plot("Accuracy against bytes", canvas.svg(), describe_targets(points))
+    return Plot("Accuracy over bytes", canvas.svg(), describe_targets(points))
 
 
 def describe_targets(points: Sequence[tuple[int, int, float]]) -> str:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import mean, median, quantiles
+from statistics import mean, quantiles
 
 from fedrpc.report.markup import Plot
-from fedrpc.report.svg import NARROW, WIDE, Axis, Canvas, Point
-from fedrpc.report.words import pluralize
+from fedrpc.report.svg import NARROW, WIDE, Axis, Canvas, Item, Point, choose_whole_ticks, thin
+from fedrpc.report.words import count_round, pluralize
 from fedrpc.study.reading import Run
 
 MAX_BARS = 60  # more bars than this are drawn as one shape
-MAX_POINTS = 30_000  # of all local losses together; keeps the page small
+MAX_POINTS = 1500  # epochs of local losses; keeps the page small
 
 History = Mapping[int, Sequence[tuple[int, Sequence[float]]]]  # by client: (round, loss of each local epoch)
 
@@ -25,10 +25,15 @@ def format_percent(value: float) -> str:
 PERCENT = Axis(0, 100, range(0, 101, 25), "", format_percent)
 
 
+def _count_rounds(run: Run, points: Sequence[tuple[int, Item]]) -> list[tuple[int, Item]]:
+    """The same points, with rounds as people count them."""
+    return [(count_round(index, run.summary["num_rounds"]), value) for index, value in points]
+
+
 def plot_accuracy(run: Run) -> Plot | None:
     """Accuracy over rounds, on the external test and on the clients' own."""
-    points = run.curve("accuracy")
-    clients = [(index, list(values.values())) for index, values in run.client_accuracies]
+    points = _count_rounds(run, run.curve("accuracy"))
+    clients = [(index, list(values.values())) for index, values in _count_rounds(run, run.client_accuracies)]
     if not points and not clients:
         return None
     spread = [(index, *_find_quartiles(values)) for index, values in clients]
@@ -56,7 +61,7 @@ def _find_quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 def plot_loss(run: Run) -> Plot | None:
     """Loss on the external test over rounds."""
-    points = run.curve("loss")
+    points = _count_rounds(run, run.curve("loss"))
     if not points:
         return None
     rounds = [index for index, _ in points]
@@ -127,7 +132,7 @@ def plot_clients(run: Run) -> Plot | None:
     """Accuracy of the model on every client's own test at the last such evaluation, worst first."""
     if not run.client_accuracies:
         return None
-    index, values = run.client_accuracies[-1]
+    index, values = _count_rounds(run, run.client_accuracies)[-1]
     ordered = sorted(values.items(), key=lambda item: item[1])
     worst = math.ceil(len(ordered) / 10)
     few = len(ordered) <= MAX_BARS
@@ -160,61 +165,48 @@ def _make_place_axis(count: int, title: str, names: Sequence[str] = ()) -> Axis:
 
 
 def plot_local_losses(run: Run) -> Plot | None:
-    """Every participant's local loss, one line a client, over rounds and the epochs within them."""
-    history, left_out = thin(run.local_losses)
-    if not any(losses for stays in history.values() for _, losses in stays):
+    """The local losses of each epoch: the median of a round's clients, and how far they spread."""
+    epochs = collect_epochs(run.local_losses)
+    if not epochs:
         return None
-    values = [value for stays in history.values() for _, losses in stays for value in losses]
-    rounds = [index for stays in history.values() for index, _ in stays]
-    axis = Axis.of_rounds(min(rounds), max(rounds))
-    x = Axis(axis.low, max(axis.high, max(rounds) + 1), axis.ticks, axis.title)
-    canvas = Canvas(x, Axis.of_losses(values, ""), "local losses", width=WIDE, height=320)
-    few = len(history) <= 10
-    crowd = "l0 faint" if len(history) <= 40 else "l0 fainter"
-    for place, stays in enumerate(history.values()):
-        canvas.line(_spread_epochs(stays), f"l{place} thin" if few else crowd)
-    legend = (
-        [(f"f{place}", f"client {client}") for place, client in enumerate(history)] if few else [("f0", "one client")]
-    )
-    if len(history) > 2:
-        canvas.line(_take_medians(run.local_losses), "ink strong")
-        legend.append(("ink", "median of a round's last epochs"))
-    caption = "Mean training loss of each local epoch, by client; a round's epochs lie between its number and the next."
-    return Plot("Local losses", canvas.svg(), " ".join([caption, left_out]).strip(), legend, wide=True)
+    kept = thin(epochs, MAX_POINTS)
+    last = max(where for where, _ in kept)
+    x = Axis(0, max(1.0, last), choose_whole_ticks(0, max(1, math.ceil(last))), "round")
+    spreads = [(where, *_find_spread(values)) for where, values in kept]
+    y = Axis.of_losses((value for _, *values in spreads for value in values), "")
+    canvas = Canvas(x, y, "local losses", width=WIDE, height=320)
+    several = max(len(values) for _, values in kept) > 1
+    legend = [("f0", "median")]
+    if several:
+        for place, shade in ((1, "band f0"), (2, "band f0")):
+            low, high = ([(each[0], each[end]) for each in spreads] for end in (place, 6 - place))
+            canvas.band(low, high, shade)
+        legend += [("f0 half", "the middle half of the clients"), ("f0 fifth", "from the 10th to the 90th percentile")]
+    number = {where: len(values) for where, values in kept}
+
+    def describe(point: Point) -> str:
+        return f"round {math.ceil(point[0])}: median {point[1]:.4g} of {pluralize(number[point[0]], 'client')}"
+
+    canvas.line([(each[0], each[3]) for each in spreads], "l0", tooltip=describe)
+    caption = "Mean training loss of each local epoch; the last epoch of a round lies at its number."
+    caption += f" {len(kept):,} of {len(epochs):,} epochs are drawn." if len(kept) < len(epochs) else ""
+    return Plot("Local losses", canvas.svg(), caption, legend if several else (), wide=True)
 
 
-def _spread_epochs(stays: Sequence[tuple[int, Sequence[float]]]) -> list[Point]:
-    return [(index + epoch / len(losses), value) for index, losses in stays for epoch, value in enumerate(losses)]
-
-
-def _take_medians(history: History) -> list[Point]:
-    last: dict[int, list[float]] = {}
-    where: dict[int, float] = {}
+def collect_epochs(history: History) -> list[tuple[float, list[float]]]:
+    """(place on the axis of rounds, finite losses of all clients) of each local epoch, in order."""
+    found: dict[float, list[float]] = {}
     for stays in history.values():
         for index, losses in stays:
-            if losses and math.isfinite(losses[-1]):
-                last.setdefault(index, []).append(losses[-1])
-                where[index] = index + (len(losses) - 1) / len(losses)
-    return [(where[index], median(values)) for index, values in sorted(last.items())]
+            for epoch, loss in enumerate(losses):
+                if math.isfinite(loss):
+                    found.setdefault(index + (epoch + 1) / len(losses), []).append(loss)
+    return sorted(found.items())
 
 
-def thin(history: History, most: int = MAX_POINTS) -> tuple[History, str]:
-    """At most about `most` points of it, and words for what was left out: first epochs, then clients, then rounds."""
-
-    def count(kept: History) -> int:
-        return sum(len(losses) for stays in kept.values() for _, losses in stays)
-
-    if count(history) <= most:
-        return history, ""
-    ends = {
-        c: [(i, [losses[0], losses[-1]] if len(losses) > 1 else losses) for i, losses in s] for c, s in history.items()
-    }
-    if count(ends) <= most:
-        return ends, "Only the first and the last epoch of each round are drawn."
-    step = -(-count(ends) // most)
-    some = {client: stays for place, (client, stays) in enumerate(ends.items()) if place % step == 0}
-    words = f"Only the first and the last epoch of each round are drawn, of {len(some)} of {len(history)} clients."
-    if count(some) <= most:
-        return some, words
-    every = -(-count(some) // most)
-    return {c: stays[::every] for c, stays in some.items()}, f"{words[:-1]}, one participation in {every}."
+def _find_spread(values: Sequence[float]) -> tuple[float, float, float, float, float]:
+    """The 10th, 25th, 50th, 75th and 90th percentile."""
+    if len(values) < 2:
+        return (values[0],) * 5
+    points = quantiles(values, n=20, method="inclusive")
+    return points[1], points[4], points[9], points[14], points[17]

@@ -24,7 +24,7 @@ DARK = {
     "bad": "#fbbf24",
     "on": "#0f151b",
 }
-# Series of plots, s0, s1, ...; s7 is neutral.
+# Series of plots within a run (directions, clients, classes), s0, s1, ...; s7 is neutral.
 _SERIES = (  # (light, dark)
     ("#2f6fd0", "#5b9bf3"),
     ("#d97706", "#f0a03c"),
@@ -36,12 +36,35 @@ _SERIES = (  # (light, dark)
     ("#7b8794", "#8593a1"),
     ("#8a9a1f", "#bccb4e"),
     ("#96683b", "#c79a68"),
-    ("#4b5b94", "#93a3dc"),
-    ("#b3546b", "#dd92a3"),
-    ("#4d7c5f", "#8fc3a3"),
 )
-LIGHT |= {f"s{index}": light for index, (light, _) in enumerate(_SERIES)}
-DARK |= {f"s{index}": dark for index, (_, dark) in enumerate(_SERIES)}
-
-# The series that stand for methods in a comparison; FedAvg is neutral.
-METHOD_HUES = (0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11)
+# Methods of a comparison, m0, m1, ...: full colours, which no kind has. FedAvg is neutral.
+_METHODS = (
+    ("#0b5fd0", "#4c9bff"),
+    ("#e8590c", "#ff8a4c"),
+    ("#0a8f5b", "#2fd693"),
+    ("#c2185b", "#ff5c9e"),
+    ("#7428e8", "#ab7dff"),
+    ("#00879e", "#22cbe8"),
+    ("#a87900", "#e6b422"),
+    ("#8d4f2a", "#d08b5f"),
+    ("#5b7a00", "#a5d01f"),
+)
+# Kinds of the wire, k0, k1, ..., in the order of their enumeration: soft colours, which no method has.
+_KINDS = (
+    ("#9db4cf", "#5f7893"),
+    ("#d8b4dd", "#8d6a93"),
+    ("#a9d6c3", "#5d8a78"),
+    ("#f3c48f", "#a67c4c"),
+    ("#f0a8a3", "#a0605c"),
+    ("#c7c1ec", "#7770a3"),
+    ("#dfd48f", "#8f864a"),
+    ("#e58d9b", "#b0505f"),
+    ("#9ed3de", "#538a96"),
+    ("#cfd6dd", "#525e6b"),
+    ("#e6dfd5", "#6d665c"),
+    ("#c9b39c", "#85705a"),
+)
+NUM_METHOD_HUES, NUM_KIND_HUES = len(_METHODS), len(_KINDS)
+for _letter, _colours in (("s", _SERIES), ("m", _METHODS), ("k", _KINDS)):
+    LIGHT |= {f"{_letter}{index}": light for index, (light, _) in enumerate(_colours)}
+    DARK |= {f"{_letter}{index}": dark for index, (_, dark) in enumerate(_colours)}

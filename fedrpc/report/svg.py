@@ -9,11 +9,13 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TypeVar
 
 import numpy as np
 
 Format = Callable[[float], str]
 Point = tuple[float, float]
+Item = TypeVar("Item")
 
 MAX_DOTS = 40  # points of a line that are marked
 MAX_TOOLTIPS = 400  # points of a line that have a tooltip
@@ -94,6 +96,15 @@ class Axis:
         return cls(ticks[0], ticks[-1], ticks, title, log=True)
 
     @classmethod
+    def of_powers(cls, values: Iterable[float], title: str, text: Format = format_number) -> Axis:
+        """A logarithmic axis that covers all positive values."""
+        low, high = _ends(value for value in values if value > 0)
+        ticks = choose_log_ticks(low or 1.0, high)
+        if len(ticks) == 1:  # a lone value belongs in the middle
+            ticks = [ticks[0] / 2, ticks[0], ticks[0] * 2]
+        return cls(ticks[0], ticks[-1], ticks, title, text, log=True)
+
+    @classmethod
     def of_rounds(cls, first: int, last: int) -> Axis:
         """An axis of rounds, also when there is only one."""
         low, high = (first - 0.5, last + 0.5) if first == last else (first, last)
@@ -109,6 +120,32 @@ class Axis:
 def _ends(values: Iterable[float]) -> tuple[float, float]:
     known = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     return min(known), max(known)
+
+
+def thin(points: Sequence[Item], most: int) -> list[Item]:
+    """At most `most` of the points, evenly spaced, with the first and the last."""
+    if len(points) <= most:
+        return list(points)
+    return [points[round(place * (len(points) - 1) / (most - 1))] for place in range(most)]
+
+
+def draw_bars(lines: Sequence[Sequence[tuple[str, float, str]]], longest: float) -> str:
+    """Stacked bars that stretch to any width: the first line, and thinner ones below it.
+
+    Args:
+        lines: For each line its pieces: (style, size, words).
+        longest: The size that fills the width.
+    """
+    parts, top = [], 0
+    for place, pieces in enumerate(lines):
+        height, start = 12 if place == 0 else 5, 0.0
+        for style, size, words in pieces:
+            x, width = (format_coordinate(1000 * value / (longest or 1)) for value in (start, size))
+            where = f'x="{x}" y="{top}" width="{width}" height="{height}"'
+            parts.append(f"<rect {fill_attribute(style)} {where}><title>{escape(words)}</title></rect>")
+            start += size
+        top += height + 1
+    return f'<svg class="bar" viewBox="0 0 1000 {top - 1}" preserveAspectRatio="none">{"".join(parts)}</svg>'
 
 
 def format_coordinate(value: float) -> str:
@@ -156,10 +193,17 @@ class Canvas:
         positive = (not self._x.log or x > 0) and (not self._y.log or y > 0)
         return math.isfinite(x) and math.isfinite(y) and positive
 
-    def line(self, points: Sequence[Point], style: str, *, tooltip: Callable[[Point], str] | None = None) -> None:
+    def line(
+        self,
+        points: Sequence[Point],
+        style: str,
+        *,
+        tooltip: Callable[[Point], str] | None = None,
+        dots: bool = True,
+    ) -> None:
         """A line; values that are not numbers leave a gap.
 
-        Few points are marked; very many have no tooltip.
+        Few points are marked; very many have no tooltip, nor has one for which there are no words.
         """
         crowd = len(points) > MAX_DOTS
         tooltip = tooltip if len(points) <= MAX_TOOLTIPS else None
@@ -173,14 +217,22 @@ class Canvas:
             path = " ".join(f"{format_coordinate(self.x(x))},{format_coordinate(self.y(y))}" for x, y in stretch)
             if len(stretch) > 1:
                 self._parts.append(f'<polyline class="{style}" points="{path}"/>')
-            if tooltip or len(stretch) == 1:
+            if dots and (tooltip or len(stretch) == 1):
                 shown = style if not crowd or len(stretch) == 1 else "hit"
-                self._parts += [self._dot(point, shown, tooltip(point) if tooltip else "") for point in stretch]
+                for point in stretch:
+                    words = tooltip(point) if tooltip else ""
+                    if words or shown != "hit":
+                        self.dot(point, shown, words, 5 if shown == "hit" else 3.2)
 
-    def _dot(self, point: Point, style: str, words: str) -> str:
+    def dot(self, point: Point, style: str, words: str = "", radius: float = 5) -> None:
+        """A mark."""
         inner = f"<title>{escape(words)}</title>" if words else ""
         x, y = (format_coordinate(value) for value in (self.x(point[0]), self.y(point[1])))
-        return f'<circle class="{style}" cx="{x}" cy="{y}" r="{5 if style == "hit" else 3.2}">{inner}</circle>'
+        self._parts.append(f'<circle class="{style}" cx="{x}" cy="{y}" r="{radius:g}">{inner}</circle>')
+
+    def ring(self, point: Point) -> None:
+        """A ring around a mark."""
+        self.dot(point, "ring", "", 9)
 
     def band(self, low: Sequence[Point], high: Sequence[Point], style: str) -> None:
         """The area between two lines."""

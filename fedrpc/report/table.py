@@ -10,7 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrpc.report.formula import DIFFERS, describe_formula, list_differing
-from fedrpc.report.words import describe_kinds, describe_privacy, describe_reported, format_cell, pluralize
+from fedrpc.report.words import (
+    count_round,
+    describe_kinds,
+    describe_privacy,
+    describe_reported,
+    format_cell,
+    pluralize,
+)
 
 
 def format_size(num_bytes: float | None) -> str:
@@ -107,7 +114,8 @@ def _list_facts(summary: dict[str, Any]) -> Table:
     facts.add_column(style="bold")
     facts.add_column()
     if accuracy:
-        best = f"best {accuracy['best']:.2f} % in round {accuracy['best_round']}, {accuracy['best_is']}"
+        number = count_round(accuracy["best_round"], summary["num_rounds"])
+        best = f"best {accuracy['best']:.2f} % in round {number}, {accuracy['best_is']}"
         facts.add_row("accuracy", f"{accuracy['global']:.2f} %  (last ten {accuracy['last10']:.2f} %, {best})")
         if accuracy.get("class_variance") is not None:
             facts.add_row("class variance", f"{accuracy['class_variance']:.1f} %²")

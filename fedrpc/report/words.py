@@ -16,6 +16,11 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def count_round(index: int, num_rounds: int) -> int:
+    """A round's number for people: the first is 1, the initial model 0; after the last one methods finalise."""
+    return min(int(index) + 1, num_rounds)
+
+
 def pluralize(number: int, noun: str) -> str:
     """A number and its noun: 1 client, 1,000 clients."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

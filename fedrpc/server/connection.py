@@ -17,7 +17,7 @@ from fedrpc import clock as time  # without the time in which this process stood
 from fedrpc import log
 from fedrpc.errors import AnswerRefused, FedrpcError, Refused, Unavailable, WireError
 from fedrpc.files import explain_full
-from fedrpc.log import clean_text
+from fedrpc.log import MAX_TEXT, clean_text
 from fedrpc.server.desk import Desk
 from fedrpc.server.mailbox import Delivery, Task
 from fedrpc.server.pace import PATIENCE_S, PERMIT_BYTES_S, Pace, Permit
@@ -33,6 +33,7 @@ from fedrpc.wire.frames import (
     assemble_frame,
     check_envelope,
     check_name,
+    count_field_bytes,
     read_chunk,
     read_frame,
     seal_frame,
@@ -47,11 +48,14 @@ from fedrpc.wire.ledger import (
     merge,
 )
 from fedrpc.wire.receiving import LEAST_BYTES_S
+from fedrpc.wire.sealing import SEAL_BYTES
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
 _RECEIPT_S = 0.01  # how long a receipt waits for a task with which it can travel
 _MAX_OUTBOX = 1000  # frames that wait to be sent: beyond it nothing more is read, so that a client cannot fill memory
 _ATTACH_S = 10.0  # how long a stream may belong to nobody; a client says at once whose it is
+# Bytes of an envelope without its parts, which spend the method's budget; an abstention has a text.
+_MAX_ENVELOPE = 4 * MAX_TEXT + 1000
 MAX_ATTEMPT = 1000  # uploads of one answer that have rows of their own in the ledger; all further ones share a row
 _Status = pb.Receipt.Status
 
@@ -387,7 +391,10 @@ class Connection:
         attempt = Attempt(*where, "up", session.client, min(envelope.attempt, MAX_ATTEMPT) if task else 0)
         # Looked at one by one only where they can be right: a frame has room for two million chunks.
         fits = task is not None and max(len(frame.chunks), len(envelope.parts)) <= MAX_PARTS
-        rows = attempt.add_first(size, list_inline(frame) if fits else (), count_other_fields(frame))
+        if fits:
+            frame.DiscardUnknownFields()  # both sides have the same schema: whoever sends some only wants them counted
+        inline, others = list_inline(frame) if fits else [], count_other_fields(frame)
+        rows = attempt.add_first(size, inline, others)
         status, reason = _Status.STATUS_REFUSED, ""
         try:
             # Rows are kept whatever becomes of the result: what they describe has left the client.
@@ -398,7 +405,7 @@ class Connection:
             elif not fits:
                 raise WireError(f"a message of {len(envelope.parts)} parts has {len(frame.chunks)} chunks in its frame")
             else:
-                self._check_headers(task, envelope)
+                self._check_headers(task, envelope, size - SEAL_BYTES - others - sum(each[1] for each in inline))
                 self._desk.check_rows(session.client, envelope)
                 task.times.note_answer(size, read_timing(frame.timing) if frame.HasField("timing") else None)
                 if announces_chunks(frame) and not envelope.HasField("failure"):
@@ -413,10 +420,18 @@ class Connection:
         merge(rows, attempt.close(aborted=True))
         self._acknowledge(session, envelope.task_id, status, rows, reason)
 
-    def _check_headers(self, task: Task, envelope: pb.Envelope) -> None:
-        """Raises WireError when a result cannot be right; ends the task when sending it again would not help."""
+    def _check_headers(self, task: Task, envelope: pb.Envelope, size: int) -> None:
+        """Raises WireError when a result cannot be right; ends the task when sending it again would not help.
+
+        Args:
+            size: The bytes of the envelope in its frame.
+        """
         check_envelope(envelope, self._desk.limits.most_bytes)
+        failed = envelope.HasField("failure") and envelope.failure.code != pb.Failure.CODE_ABSTAINED
+        beside = size - sum(count_field_bytes(part) for part in envelope.parts)
         try:
+            if beside > _MAX_ENVELOPE and not failed:  # what failed is not counted as the method's
+                raise WireError(f"an envelope has {beside} bytes beside its parts, expected {_MAX_ENVELOPE} at most")
             if not envelope.HasField("failure"):
                 task.question.check_answer(envelope.parts)
         except WireError as error:

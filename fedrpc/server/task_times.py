@@ -73,17 +73,19 @@ class TaskTimes:
             return [("queue", 0.0)]
         if self.begun_at is None:
             return [("queue", ended - self.posted_at)]
-        queue = self.begun_at - self.posted_at
+        # A client that knows the question from before, or from another client, may answer before it is delivered.
+        begun = self.begun_at if self.answered_at is None else min(self.begun_at, self.answered_at)
+        queue = begun - self.posted_at
         upload = 0.0 if self.answered_at is None else ended - self.answered_at
-        room = ended - self.begun_at - upload  # for all that comes before the answer
+        room = ended - begun - upload  # for all that comes before the answer
         if self.said is None:
-            download = min(room, (ended if self.sent_at is None else self.sent_at) - self.begun_at)
+            download = min(room, (ended if self.sent_at is None else self.sent_at) - begun)
             return [("queue", queue), ("download", download), ("compute", room - download), ("upload", upload)]
         # What the client says counts as far as there is room for it.
         compute, room = _take(self.said.compute_s, room)
         wait, room = _take(self.said.wait_s, room)
         download, room = _take(self.said.download_s, room)
-        again = 0.0 if self.delivered_again_at is None else self.delivered_again_at - self.begun_at
+        again = 0.0 if self.delivered_again_at is None else self.delivered_again_at - begun
         broken, room = _take(again, room)
         # Left are the first frames on their way, and the round trip: nobody saw when those frames were sent and came.
         down, up = self.first_frames

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -130,15 +129,16 @@ class Upload:
             return
         holding, self._holding = self._holding, None
         holding.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await holding
         self.task.receiving -= 1
         self.task.stalled = False
-        if self._receiver:
-            await self._receiver.abandon()
-        if self._file and self._path:
-            self._file.close()
-            self._path.unlink(missing_ok=True)
+        try:
+            await asyncio.wait([holding])  # which lets a cancellation of this call through, unlike `await holding`
+            if self._receiver:
+                await self._receiver.abandon()
+        finally:
+            if self._file and self._path:
+                self._file.close()
+                self._path.unlink(missing_ok=True)
 
     def take_rows(self, *, accepted: bool) -> Rows:
         """Returns the rows of what was received, once: a second call has none."""

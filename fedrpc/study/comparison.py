@@ -24,7 +24,7 @@ compare.json (sizes in bytes, accuracies in percent; `null` where a value does n
       shares, raw_data        what leaves a client besides weights and scalars; whether that is raw data
       runs                    a list, by seed (see below)
       baseline                the name of FedAvg's row on the same network and at the same point, or null
-      accuracy, bytes, overhead, seconds, privacy, model_sha256, curve, formula
+      accuracy, bytes, overhead, seconds, parts, privacy, model_sha256, curve, formula
                               as of a run: means over the seeds, but the worst privacy; the hash only of a single run
       statistics              {last, last10, best, tensor, message, kernel, overhead, seconds, cpu_seconds,
                               peak_bytes, num_rounds}: {mean, sd, n} over the seeds; sd by n - 1, null for one seed
@@ -50,6 +50,8 @@ compare.json (sizes in bytes, accuracies in percent; `null` where a value does n
       overhead                tensor bytes over those of FedAvg's run, or of its formula if that had other rounds
       seconds, cpu_seconds, peak_bytes
       predicted               {link, seconds} over that link, or null
+      parts                   {part: seconds} on the server's path: where the time went; null where it was not measured
+      emulated, reproducible  {link, shaper, speed} of clients, or null; whether the same seed gives the same model
       num_rounds, stopped     the rounds that were run, and why there were no more, or null
       privacy                 {epsilon, delta, reason, text}; `text` is "no guarantee: ..." or the epsilon in full
       model_sha256

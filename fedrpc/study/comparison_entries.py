@@ -49,7 +49,8 @@ def describe_run(
     summary, points = run.summary, list_points(run)
     part, accuracy = summary["bytes"], summary["accuracy"]
     measured = sum_tensor_bytes(run)
-    tasks = summary.get("time", {}).get("tasks", {})
+    time = summary.get("time", {})
+    tasks = time.get("tasks", {})
     return {
         "run": Path(os.path.relpath(run.folder, folder)).as_posix(),
         "seed": cell.seed,
@@ -70,6 +71,9 @@ def describe_run(
         "cpu_seconds": tasks.get("cpu"),
         "peak_bytes": tasks.get("peak_bytes"),
         "predicted": {"link": predicted[0], "seconds": predicted[1].seconds} if predicted else None,
+        "parts": time.get("parts"),
+        "emulated": summary.get("emulated"),
+        "reproducible": summary.get("reproducible"),
         "num_rounds": summary["num_rounds"],
         "stopped": summary.get("stopped"),
         "privacy": _summarize_privacy(summary["privacy"]),
@@ -182,6 +186,7 @@ def describe_row(
         "privacy": max((run["privacy"] for run in runs), key=_rank_privacy),
         "model_sha256": runs[0]["model_sha256"] if len(runs) == 1 else None,
         "curve": _average_curve([run["curve"] for run in runs]),
+        "parts": _average_parts([run["parts"] for run in runs]),
         "statistics": statistics,
         "difference": {
             name: None if baseline == cell.row else _compare(runs, beside, name) for name in ("last", "last10")
@@ -271,6 +276,12 @@ def _average_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[list[flo
         else list(tables[0][index])
         for index in rounds
     ]
+
+
+def _average_parts(tables: Sequence[Mapping[str, float] | None]) -> dict[str, float] | None:
+    """The mean seconds of each part, over the runs that measured them."""
+    known = [table for table in tables if table]
+    return {part: fmean(table[part] for table in known) for part in known[0]} if known else None
 
 
 def _compare(

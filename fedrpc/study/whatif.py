@@ -18,7 +18,7 @@ from fedrpc.emulation.conditions import Conditions, assign_conditions
 from fedrpc.emulation.link import UNLIMITED, Link, parse_link
 from fedrpc.errors import ConfigError
 from fedrpc.files import explain_damage
-from fedrpc.metrics.timing import Part, PhaseRow, TaskRow
+from fedrpc.metrics.timing import TIMING_FILE, Part, PhaseRow, TaskRow
 from fedrpc.study.reading import Run
 from fedrpc.wire.frames import SMALL_BYTES
 from fedrpc.wire.ledger import SESSION
@@ -219,6 +219,9 @@ def _list_questions(run: Run) -> dict[tuple[int, str, int], list[Task]]:
     speeds = {client: each.speed for client, each in enumerate(read_conditions(run))}
     found: dict[tuple[int, str, int], list[Task]] = defaultdict(list)
     for row in last.values():
+        with explain_damage(run.folder / TIMING_FILE):
+            if row.client not in speeds:
+                raise ValueError(f"it has client {row.client!s:.20}, of {len(speeds)}")
         down, up = (
             sizes[row.round, row.phase, row.client, direction] / steps[row.round, row.phase, row.client]
             # Privacy rows and receipts travel with answers and questions.
@@ -248,11 +251,18 @@ def read_conditions(run: Run) -> list[Conditions]:
         rows = json.loads(path.read_bytes())["clients"]
         if len(rows) != num_clients:
             raise ValueError(f"expected {num_clients} clients, got {len(rows)}")
-        return [Conditions(_read_link(row), float(row.get("speed", 1.0))) for row in rows]
+        return [Conditions(_read_link(row), _read_speed(row)) for row in rows]
 
 
 def _read_link(row: Mapping[str, str]) -> Link | None:
     return parse_link(row["link"]) if "link" in row else None
+
+
+def _read_speed(row: Mapping[str, str]) -> float:
+    speed = float(row.get("speed", 1.0))
+    if not 0 < speed <= 1:
+        raise ValueError(f"expected a speed above 0 and up to 1, got {speed:g}")
+    return speed
 
 
 def count_cores(run: Run) -> int:

@@ -287,21 +287,21 @@ def test_another_version_with_the_same_wire_is_welcome(waiting: Program) -> None
 
 
 class _Fake(grpc.GenericRpcHandler):
-    """A server that knows Greet and Join alone, or not even that."""
+    """Greets every client, and answers its Join."""
 
-    def __init__(self, join: Callable[[bytes, Any], bytes] | None) -> None:
-        self._join = join
+    def __init__(self, join: Callable[[bytes, Any], bytes] | None, run_id: str) -> None:
+        greeting = seal(pb.GreetResponse(challenge=b"c", run_id=run_id).SerializeToString())
+        self._calls = {"Greet": lambda *_: greeting, "Join": join} if join else {}
 
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        known = {f"/{SERVICE}/Greet": lambda *_: b"", f"/{SERVICE}/Join": self._join} if self._join else {}
-        found = known.get(details.method)
-        return grpc.unary_unary_rpc_method_handler(found) if found else None
+    def service(self, details: Any) -> Any:
+        call = self._calls.get(details.method.removeprefix(f"/{SERVICE}/"))
+        return grpc.unary_unary_rpc_method_handler(call) if call else None
 
 
 @contextlib.contextmanager
-def _fake(join: Callable[[bytes, Any], bytes] | None) -> Iterator[str]:
+def _fake(join: Callable[[bytes, Any], bytes] | None, run_id: str = "r") -> Iterator[str]:
     with futures.ThreadPoolExecutor(1) as pool:
-        server = grpc.server(pool, (_Fake(join),))
+        server = grpc.server(pool, (_Fake(join, run_id),))
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:
@@ -356,7 +356,7 @@ def test_a_server_that_serves_something_else(
         "package_version": "0.0.1",
     }
     answer = seal(pb.JoinResponse(**(right | changes)).SerializeToString())
-    with _fake(lambda *_: answer) as address:
+    with _fake(lambda *_: answer, changes.get("run_id", "r")) as address:
         assert_one_line(_client(programs, address, 0, tmp_path / "state"), code, *said.split("; "))
 
 

@@ -95,7 +95,7 @@ def test_the_table_and_the_page_are_there(compared: Compared) -> None:
         assert words in compared.done.out
     html = (compared.out / "compare.html").read_text()
     assert html.startswith("<!doctype html>")
-    assert "Accuracy against bytes" in html
+    assert "Accuracy over bytes" in html
 
 
 def test_a_method_that_fails_does_not_stop_the_others(compared: Compared, programs: Programs) -> None:

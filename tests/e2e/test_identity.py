@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from fedrpc.tls.tokens import derive_token, read_secret
+from fedrpc.wire.sealing import seal
 from tests.e2e.programs import NUM_CLIENTS, Gates, Program, Programs, find_free_port, settings, wait_for
 from tests.e2e.rawclient import RawClient, catch_refusal
 from tests.e2e.rundir import RunDir, read_rows
@@ -99,11 +100,11 @@ def waiting(tmp_path_factory: pytest.TempPathFactory, shared_programs: Programs)
 def test_a_join_that_somebody_recorded_opens_no_session(waiting: Program) -> None:
     with RawClient(waiting.address()) as raw:
         greeting = raw.greet()
-        recorded = raw.request(greeting, 0).SerializeToString()
+        recorded = seal(raw.request(greeting, 0).SerializeToString())
         raw.join_bytes(recorded)
         code, words = catch_refusal(raw.join_bytes, recorded)
         assert (code, "used before" in words) == (grpc.StatusCode.UNAUTHENTICATED, True)
-        again = raw.request(greeting, 0, challenge=raw.greet().challenge).SerializeToString()
+        again = seal(raw.request(greeting, 0, challenge=raw.greet().challenge).SerializeToString())
         code, words = catch_refusal(raw.join_bytes, again)
         assert (code, "client 0 has not signed its Join" in words) == (grpc.StatusCode.FAILED_PRECONDITION, True)
 

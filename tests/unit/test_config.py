@@ -100,10 +100,13 @@ def test_differences_name_what_changed() -> None:
     assert found == ["seed 0 -> 2", "train.lr 0.02 -> 0.5"]
 
 
-def test_every_recipe_is_a_run() -> None:
-    assert "quickstart" in config.list_recipes()
-    for name in config.list_recipes():
-        assert config.build(config.read_recipe(name)).rounds > 0
+def test_every_recipe_is_a_run_or_a_comparison() -> None:
+    found = {name: config.read_recipe(name) for name in config.list_recipes()}
+    assert {"quickstart", "demo"} <= set(found)
+    for name, values in found.items():
+        assert ("method" in values) != ("methods" in values), name
+        if "method" in values:
+            assert config.build(values).rounds > 0
 
 
 @pytest.mark.parametrize(

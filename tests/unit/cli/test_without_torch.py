@@ -95,6 +95,8 @@ def test_help_of_the_two_ends_imports_no_torch(env: dict[str, str], program: str
         ("main", "run --method fedprox --set params.learning_rate=1", CONFIG, "There is 'train.lr'."),
         ("main", "run --set train.lrr=1", CONFIG, "Did you mean 'train.lr'?"),
         ("main", "run --recipe quickstar", CONFIG, "Did you mean 'quickstart'?"),
+        ("main", "run --recipe demo", CONFIG, "start it with `fedrpc compare --recipe demo`"),
+        ("server_main", "--recipe demo", CONFIG, "start it with `fedrpc compare --recipe demo`"),
         ("main", "list method", CONFIG, "Did you mean 'methods'?"),
         ("server_main", "--method fleaa", CONFIG, "Did you mean 'flea'?"),
         ("client_main", "--server x", USAGE, "--client-id"),

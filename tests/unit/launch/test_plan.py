@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedrpc.config import RunConfig
+from fedrpc.config import RunConfig, read_recipe
 from fedrpc.errors import ConfigError, UnknownName
 from fedrpc.launch.plan import Plan, Request, plan_runs
 from fedrpc.registry import METHODS
@@ -57,6 +57,33 @@ def test_params_in_a_file_belong_to_the_method_that_it_names() -> None:
     assert configs["fedprox"].params["mu"] == 0.5
     assert configs["fedntd"].params == default, "it has a tau too, but another one"
     assert plan("fedprox", layers=(file,))["fedprox"].params["mu"] == 0.5
+
+
+def test_a_recipe_of_a_comparison_has_parameters_for_methods_that_are_not_compared_this_time() -> None:
+    layer = {"methods": ["fedprox", "fedlc"], "rounds": 3, "fedprox": {"params": {"mu": 0.5}}}
+    configs = plan("fedlc", layers=(layer,))
+    assert list(configs) == ["fedavg", "fedlc"]
+    assert configs["fedlc"].rounds == 3
+    assert plan("fedprox", layers=(layer,))["fedprox"].params["mu"] == 0.5
+
+
+def test_the_demos_parameters_reach_its_methods() -> None:
+    recipe = read_recipe("demo")
+    found = plan_all(*recipe["methods"], layers=(recipe,))
+    assert [planned.label for planned in found.runs] == [
+        "fedavg",
+        "fedzdac",
+        "fedzdas",
+        "mpgan",
+        "flea",
+        "fedavg on dpms",
+        "feddpms on dpms",
+    ]
+    for planned in found.runs:
+        own = recipe.get(planned.config.method, {}).get("params", {})
+        assert own.items() <= planned.config.params.items()
+        default = METHODS[planned.config.method].Params.model_fields
+        assert all(value != default[name].default for name, value in own.items()), "a line that changes nothing"
 
 
 def test_options_win_over_files() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from fedrpc.config import RunConfig, to_toml
 from fedrpc.data.partition import make_partition
 from fedrpc.data.partition_summary import summarize_partition
 from fedrpc.metrics.timing import PhaseRow, summarise_time
+from fedrpc.study.cells import Cell
+from fedrpc.study.comparison import Goals
+from fedrpc.study.comparison_reading import read_comparison
 from fedrpc.wire.ledger import Key, Sums, compute_totals, to_json
 
 MakeRun = Callable[..., Path]
@@ -172,6 +175,23 @@ def write_run(
     )
     (folder / "summary.json").write_text(json.dumps(make_summary(config, rows, history)))
     return folder
+
+
+def write_comparison(folder: Path, finals: Mapping[str, Sequence[float]], *targets: float) -> dict[str, Any]:
+    """compare.json of a run for each method and seed, whose final accuracies these are."""
+    cells = []
+    for method, values in finals.items():
+        for seed, value in enumerate(values):
+            run = write_run(folder / f"{method}-{seed}", local_test=False)
+            config = (run / "config.toml").read_text().replace('method = "fedavg"', f'method = "{method}"')
+            (run / "config.toml").write_text(config.replace("seed = 7", f"seed = {seed}"))
+            summary = json.loads((run / "summary.json").read_text()) | {"method": method, "seed": seed}
+            summary["accuracy"]["global"] = value
+            (run / "summary.json").write_text(json.dumps(summary))
+            cells.append(Cell(method, seed, Path(run.name)))
+    found = read_comparison(folder, cells, goals=Goals(targets=targets))
+    assert not found.failures
+    return found.document
 
 
 @pytest.fixture

@@ -13,12 +13,15 @@ from rich.console import Console
 
 from fedrpc.report.comparison import show_comparison, show_finished
 from fedrpc.report.comparison_exports import make_latex
-from fedrpc.report.comparison_page import SINGLE, assign_colours, render_page, smooth
+from fedrpc.report.comparison_page import render_page
+from fedrpc.report.comparison_plots import SINGLE, assign_colours, list_steps
 from fedrpc.report.comparison_table import format_comparison
 from fedrpc.report.comparison_words import RAW
+from fedrpc.report.style import DARK, LIGHT, NUM_METHOD_HUES
 from fedrpc.study.cells import Cell, Failure
 from fedrpc.study.comparison import Comparison
 from fedrpc.study.comparison_reading import read_comparison
+from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import to_json
 
 from fedrpc.wire.ledger import Key, Sums  # isort: skip
@@ -171,7 +174,7 @@ def test_an_epsilon_is_a_cell_with_its_whole_line_below_the_table(tmp_path: Path
     printed = " ".join(print_comparison(document).split())
     assert printed.index("fedavg nothing more ε = 3.217; in full below") < printed.index(f"fedavg {line}")
     page = render_page(document)
-    assert page.index("<td>ε = 3.217; in full below</td>") < page.index(f"<dd>{line}</dd>")
+    assert page.index(">ε = 3.217; in full below</td>") < page.index(f"<dd>{line}</dd>")
 
 
 def test_kernel_bytes_of_a_resumed_run_are_a_lower_bound(tmp_path: Path, make: Make) -> None:
@@ -236,7 +239,7 @@ def test_differing_cohorts_are_reported(tmp_path: Path, make: Make) -> None:
     document = read_document(tmp_path, "fedavg", "fedprox")
     assert document["same"]["cohorts"] == {"agree": False, "rounds_apart": {"fedprox": [1]}}
     assert "OTHER CLIENTS WERE ASKED by fedprox in 1 round" in " ".join(print_comparison(document).split())
-    assert "cohorts differ" in render_page(document)
+    assert "OTHER CLIENTS WERE ASKED" in render_page(document)
 
 
 # The table
@@ -328,14 +331,15 @@ def test_the_page_is_well_formed_and_loads_nothing(tmp_path: Path, make: Make) -
     html = render_page(read_document(tmp_path, "fedavg", "flea"))
     found = parse_page(html)
     assert set(found.addresses) == {"fedavg/report.html", "flea/report.html"}
-    assert "<script" not in html
+    assert re.findall("<script[^>]*>", html) == ["<script>"]
     assert "url(" not in html
-    for words in ("Accuracy over rounds", "Accuracy against bytes", "Tensor bytes by kind", "Without weights"):
+    titles = ("Accuracy over rounds", "Accuracy over bytes", "Accuracy over seconds", "Final accuracy against bytes")
+    for words in (*titles, "Tensor bytes by kind", "Without weights", "Where the time went", "Cost beside FedAvg"):
         assert words in html
     assert "flea, measured: activations 36,000,000 bytes" in html
     assert "flea, predicted: activations 36,000,000 bytes" in html
-    assert "flea, round 2: 91.25 % after" in html
-    assert {"m7", "c7", "m0", "c0"} <= found.classes
+    assert "flea, round 3: 91.25 % after" in html
+    assert {"mb", "cb", "m0", "c0"} <= found.classes
 
 
 def test_names_from_outside_are_escaped(tmp_path: Path, make: Make) -> None:
@@ -349,19 +353,29 @@ def test_names_from_outside_are_escaped(tmp_path: Path, make: Make) -> None:
 
 def test_each_method_has_one_colour_of_its_own() -> None:
     methods = [f"method{index}" for index in range(20)]
-    found = assign_colours(["fedavg", *methods])
-    assert found["fedavg"] == "7"
-    assert len(set(found.values())) == 21
-    assert assign_colours(["fedavg", "fedprox"])["fedprox"] == assign_colours(["fedprox"])["fedprox"]
+
+    def assign(*names: str) -> dict[str, str]:
+        return assign_colours([{"name": name, "method": name.split()[0]} for name in names], NUM_METHOD_HUES)
+
+    found = assign("fedavg", "fedavg on dpms", *methods)
+    assert (found["fedavg"], found["fedavg on dpms"]) == ("b", "bd")
+    assert len(set(found.values())) == 22
+    assert assign("fedavg", "fedprox")["fedprox"] == assign("fedprox")["fedprox"]
+
+
+def test_methods_and_kinds_have_palettes_of_their_own() -> None:
+    for colours in (LIGHT, DARK):
+        methods, kinds = ({value for name, value in colours.items() if re.fullmatch(rf"{c}\d+", name)} for c in "mk")
+        assert len(methods) == NUM_METHOD_HUES
+        assert len(kinds) == len(Kind)
+        assert not methods & kinds
 
 
 def test_long_curves_are_plotted_as_means_of_ten() -> None:
-    curve = [(index, 10 * index, float(index % 2)) for index in range(30)]
-    means = smooth(curve)
-    assert [point[:2] for point in means] == [point[:2] for point in curve]
-    assert means[0][2] == 0.0
-    assert means[3][2] == 0.5
-    assert means[-1][2] == 0.5
+    curve = [[index, 10 * index, float(index % 2), 1.0] for index in range(30)]
+    steps = list_steps({"curve": curve, "runs": [{"seed": 0, "num_rounds": 30, "curve": curve}]})
+    assert [(step.round, step.num_bytes) for step in steps] == [(index + 1, 10 * index) for index in range(30)]
+    assert [steps[place].accuracy for place in (0, 3, -1)] == [0.0, 0.5, 0.5]
 
 
 @pytest.mark.parametrize("rounds", [1, SINGLE, SINGLE + 1])

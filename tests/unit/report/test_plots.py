@@ -8,6 +8,7 @@ import pytest
 
 from fedrpc.report import plots_bytes, plots_learning, plots_partition
 from fedrpc.report.markup import render
+from fedrpc.report.svg import thin
 from fedrpc.study.reading import read_run
 from fedrpc.wire.kinds import Kind
 
@@ -15,40 +16,28 @@ MakeRun = Callable[..., Path]
 CSS = render("style.css.j2")
 
 
-def test_thinning_keeps_few_enough_points_and_says_what_it_left_out() -> None:
-    history = {client: [(index, [3.0, 2.0, 1.0]) for index in range(10)] for client in range(6)}
-
-    def count(kept: plots_learning.History) -> int:
-        return sum(len(losses) for stays in kept.values() for _, losses in stays)
-
-    assert plots_learning.thin(history, 180) == (history, "")
-    ends, words = plots_learning.thin(history, 120)
-    assert count(ends) == 120
-    assert ends[0][0] == (0, [3.0, 1.0])
-    assert words == "Only the first and the last epoch of each round are drawn."
-    some, words = plots_learning.thin(history, 60)
-    assert list(some) == [0, 2, 4]
-    assert words.endswith("of 3 of 6 clients.")
-    few, words = plots_learning.thin(history, 8)
-    assert count(few) <= 8
-    assert words.endswith("one participation in 3.")
+def test_thinning_keeps_the_ends() -> None:
+    assert thin([1, 2, 3], 3) == [1, 2, 3]
+    assert thin(range(1000), 5) == [0, 250, 500, 749, 999]
 
 
-def test_one_line_a_client_and_their_median(make_run: MakeRun) -> None:
-    plot = plots_learning.plot_local_losses(read_run(make_run(clients=4, rounds=3, epochs=2)))
+def test_local_losses_are_a_median_and_bands(make_run: MakeRun) -> None:
+    """Client c of 5 has a loss of c / 100 more than the first, in every epoch."""
+    run = read_run(make_run(clients=5, rounds=3, epochs=2))
+    epochs = plots_learning.collect_epochs(run.local_losses)
+    assert [where for where, _ in epochs] == [0.5, 1, 1.5, 2, 2.5, 3]
+    assert [round(value, 4) for value in epochs[1][1]] == [2.1667, 2.1767, 2.1867, 2.1967, 2.2067]
+    plot = plots_learning.plot_local_losses(run)
     assert plot is not None
-    assert [words for _, words in plot.legend] == [
-        *(f"client {c}" for c in range(4)),
-        "median of a round's last epochs",
-    ]
-    lines = re.findall(r'<polyline class="(\w+) \w+" points="([^"]*)"', plot.svg)
-    assert [(name, len(points.split())) for name, points in lines] == [
-        ("l0", 6),
-        ("l1", 6),
-        ("l2", 6),
-        ("l3", 6),
-        ("ink", 3),
-    ]
+    assert plot.svg.count('<polygon class="band f0"') == 2
+    assert re.findall(r'<polyline class="(\w+)" points="([^"]*)"', plot.svg)[0][0] == "l0"
+    assert "round 1: median 2.187 of 5 clients" in plot.svg
+
+
+def test_losses_of_one_client_have_no_band(make_run: MakeRun) -> None:
+    plot = plots_learning.plot_local_losses(read_run(make_run(clients=1, rounds=3)))
+    assert plot is not None
+    assert "polygon" not in plot.svg
 
 
 def test_the_worst_tenth_of_the_clients_is_marked(make_run: MakeRun) -> None:
@@ -81,7 +70,7 @@ def test_sizes_on_an_axis_are_short(value: float, text: str) -> None:
 
 def test_every_kind_has_a_colour_in_the_style_sheet() -> None:
     assert set(plots_bytes.FILLS) == {kind.label for kind in Kind}
-    colours = [re.search(rf"\.{style}{{fill:var\(--(s\d+)\)}}", CSS) for style in plots_bytes.FILLS.values()]
+    colours = [re.search(rf"\.{style}{{fill:var\(--(k\d+)\)}}", CSS) for style in plots_bytes.FILLS.values()]
     assert len({match.group(1) for match in colours if match}) == len(Kind)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 
 import pytest
 import torch
 
-from fedrpc.errors import Altered, Diverged, MethodFailed, Refused, Unavailable, WireError
+from fedrpc.errors import Altered, AnswerRefused, Diverged, MethodFailed, Refused, Unavailable, WireError
 from fedrpc.server import connection
 from fedrpc.server.mailbox import Missing
 from fedrpc.server.roster import UnknownSession
@@ -627,6 +628,43 @@ async def test_a_clients_reason_is_cut_to_a_line_before_anybody_reads_it(tmp_pat
         reason = task.outcome.result().reason
         assert reason.isprintable()
         assert len(reason) < 1100
+
+
+def pad_frame(frame: pb.Frame, place: str) -> None:
+    """Puts 100 kB that say nothing into an answer."""
+    unknown = b"\xa2\x06\xa0\x8d\x06" + bytes(100_000)  # field 100
+    if place == "phase":
+        frame.envelope.phase = "p" * 100_000
+    elif place == "abstention":
+        frame.envelope.failure.CopyFrom(pb.Failure(code=pb.Failure.CODE_ABSTAINED, reason="x" * 100_000))
+        frame.envelope.ClearField("parts")
+        frame.ClearField("chunks")
+    else:
+        inside = {"frame": frame, "envelope": frame.envelope, "part": frame.envelope.parts[0], "chunk": frame.chunks[0]}
+        inside[place].MergeFromString(unknown)
+
+
+@pytest.mark.parametrize("place", ["frame", "envelope", "part", "chunk", "phase", "abstention"])
+@asynchronous
+async def test_bytes_that_say_nothing_do_not_count_as_the_methods_own(tmp_path, place):
+    """They would spend the byte budget of the run."""
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive_task()
+        before = desk.book.own_bytes
+        frame = pb.Frame.FromString(stream.frames(task)[0])
+        pad_frame(frame, place)
+        if place == "part":  # as a client would that does it on purpose
+            header = frame.envelope.parts[0].SerializeToString(deterministic=True)
+            frame.envelope.digest = hashlib.sha256(header + frame.chunks[0].data).digest()
+            frame.privacy.CopyFrom(stream.chains[0].release(frame.envelope))
+        stream.send(frame)
+        assert await stream.receive_receipt() == ("REFUSED", task.task_id)
+        assert task.outcome.result().failed is AnswerRefused
+        assert desk.book.own_bytes == before
+        await stream.hang_up()
+        assert desk.count_booked() == desk.count_seen()
 
 
 @asynchronous

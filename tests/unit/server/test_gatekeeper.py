@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedrpc.errors import Refused, WireError
 from fedrpc.privacy.heads import HeadsFile
@@ -151,6 +153,31 @@ def test_used_challenges_are_forgotten_when_they_are_too_old_anyway(clock: Any) 
 def test_what_is_no_key_is_refused(gate: Gate) -> None:
     with pytest.raises(WireError, match="expected a public key in DER"):
         gate.admit(gate.keeper.make_challenge(), Applicant(1, "a", b"", b"", b""))
+
+
+def make_rsa_key(bits: int, exponent: int) -> bytes:
+    numbers = rsa.RSAPublicNumbers(exponent, (1 << bits) - 1)
+    return numbers.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (make_rsa_key(256, 65537), "got one of 256 bits"),  # too small for a signature: a traceback
+        (make_rsa_key(3072, (1 << 3000) + 1), "a small exponent"),  # slow
+        (make_rsa_key(16384, 65537), "got one of 16384 bits"),  # slow
+        (Signer(ec.generate_private_key(ec.BrainpoolP512R1())).public_key, "got brainpoolP512r1"),  # slow
+    ],
+    ids=["small", "exponent", "large", "curve"],
+)
+def test_a_key_that_nobody_uses_is_refused_before_it_checks_anything(gate: Gate, key: bytes, said: str) -> None:
+    with pytest.raises(WireError, match=said):
+        gate.admit(gate.keeper.make_challenge(), Applicant(1, "a", key, bytes(384), b""))
+
+
+def test_usual_keys_can_join(gate: Gate) -> None:
+    gate.join(1, Signer(rsa.generate_private_key(65537, 2048)))
+    gate.join(2, Signer(ec.generate_private_key(ec.SECP384R1())))
 
 
 def test_one_who_may_not_join_keeps_all_of_a_join_out(gate: Gate) -> None:

@@ -19,7 +19,7 @@ from fedrpc.wire.tcpinfo import Connection
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.fakes import asynchronous, task_of
 from tests.unit.server.clock import Clock
-from tests.unit.server.streams import LARGE, SMALL, Office, office
+from tests.unit.server.streams import LARGE, SMALL, Office, office, until
 
 SLOW = pb.Timing(download_s=0.0, wait_s=0.0, compute_s=1e-5, cpu_s=1e-5, peak_bytes=1 << 28, resent=2)
 LIES = pb.Timing(
@@ -198,3 +198,27 @@ async def test_what_was_not_asked_has_no_row(tmp_path: Path):
         ledger.times.note_posted()
         keeper.write_withdrawn(ledger)
         assert read_tasks(desk) == []
+
+
+@pytest.mark.parametrize("said", [None, SLOW], ids=["silent", "telling"])
+@asynchronous
+async def test_an_answer_that_begins_before_its_question_is_delivered_leaves_a_row_that_can_be_read(tmp_path, said):
+    """Its client knows the question from before a restart, or from another client, and the delivery needs a permit."""
+    async with office(tmp_path, transfers=1) as desk:
+        early, slow = await desk.connect(0), await desk.connect(1)
+        slow.reading.clear()
+        desk.post(1, LARGE)
+        task = desk.post(0, LARGE)
+        await until(lambda: slow.written)
+        task.question.prepare()
+        head, *chunks = early.frames(task, LARGE, timing=said)
+        early.send(head)
+        assert (await early.receive()).grant.task_id == task.task_id
+        assert task.times.begun_at is None
+        slow.reading.set()
+        await until(lambda: task.times.begun_at is not None)
+        early.send(*chunks)
+        await task.outcome
+        [row] = read_tasks(desk)
+        assert row.queue_s > 0
+        assert (row.download_s, row.compute_s) == (0, 0)

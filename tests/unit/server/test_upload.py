@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import resource
 import time
@@ -310,3 +311,19 @@ async def test_a_disk_that_is_full_ends_the_stream_instead_of_refusing_the_clien
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert not task.done, "another attempt can bring it"
+
+
+@asynchronous
+async def test_a_stream_that_is_ended_while_an_upload_ends_does_not_stay(tmp_path):
+    async with office(tmp_path) as desk:
+        stream = await desk.connect(0)
+        task = desk.post(0)
+        await stream.receive_task()
+        stream.send(*await stream.upload(task))
+        await until(task.outcome.done)  # now the upload gives back its permit
+        stream.running.cancel()
+        await asyncio.wait([stream.running], timeout=1.0)
+        ended = stream.running.done()
+        stream.send(b"")  # wakes a stream that goes on reading
+        assert ended
+        assert task.receiving == 0

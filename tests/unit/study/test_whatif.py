@@ -112,6 +112,19 @@ def test_conditions_that_were_damaged_are_one_line(text: str, tmp_path: Path) ->
         read_conditions(make_run(tmp_path))
 
 
+@pytest.mark.parametrize("speed", ["0", "-1", "NaN", "Infinity"])
+def test_a_speed_that_cannot_be_is_one_line(speed: str, tmp_path: Path) -> None:
+    (tmp_path / "conditions.json").write_text(f'{{"clients": [{{"speed": {speed}}}, {{}}]}}')
+    with pytest.raises(Damaged, match=r"conditions\.json is damaged: expected a speed above 0"):
+        read_conditions(make_run(tmp_path))
+
+
+def test_times_of_a_client_that_the_run_does_not_have_are_one_line(tmp_path: Path) -> None:
+    row = TaskRow(0, "fit", 0, 2, 0, "answered", queue_s=0, download_s=0, compute_s=1, upload_s=0)
+    with pytest.raises(Damaged, match=r"timing\.jsonl is damaged: it has client 2, of 2"):
+        predict(make_run(tmp_path, timing=lambda: iter([row])), [FREE, FREE], cores=None)
+
+
 def test_a_run_without_times_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no timing\.jsonl"):
         predict(make_run(tmp_path, timing=lambda: iter(())), [FREE, FREE], cores=None)
