@@ -7,7 +7,7 @@ from typing import Any
 
 from fedrpc.privacy.words import format_epsilon
 from fedrpc.report.table import describe_stop, format_size
-from fedrpc.report.words import pluralize
+from fedrpc.report.words import describe_link, pluralize
 
 RAW = "RAW DATA"
 
@@ -65,7 +65,7 @@ def list_notes(document: Mapping[str, Any]) -> list[str]:
 
 
 def has_ten_evaluations(document: Mapping[str, Any]) -> bool:
-    """Whether a mean of the last ten evaluations says anything of its own: every row has more than ten."""
+    """Whether a mean of the last ten evaluations is one: every row has ten."""
     return all(len(entry["curve"]) >= 10 for entry in document["methods"])
 
 
@@ -80,12 +80,6 @@ def describe_gain(entry: Mapping[str, Any]) -> str:
 
 def _format_factor(factor: float) -> str:
     return f"{factor:.2f}" if factor < 10 else f"{factor:.1f}"
-
-
-def describe_link(emulated: Mapping[str, Any] | None) -> str:
-    """The network of a run: its emulated link and speeds, or loopback."""
-    found = emulated or {}
-    return str(found.get("link") or "loopback") + (f", speed {found['speed']}" if found.get("speed") else "")
 
 
 def has_predicted_times(document: Mapping[str, Any]) -> bool:

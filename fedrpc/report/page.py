@@ -14,7 +14,6 @@ from fedrpc.files import explain_unwritable, write_atomically
 from fedrpc.privacy.mechanisms import Coverage
 from fedrpc.privacy.words import describe_epsilon, format_epsilon
 from fedrpc.report import plots_bytes, plots_learning, plots_partition, plots_time
-from fedrpc.report.comparison_words import describe_link
 from fedrpc.report.formula import describe_formula, list_differing
 from fedrpc.report.markup import Plot, Table, Tile, render
 from fedrpc.report.table import count_text_columns, format_size, list_kinds, list_time, print_summary
@@ -22,6 +21,7 @@ from fedrpc.report.words import (
     compare_to_formula,
     count_round,
     describe_kinds,
+    describe_link,
     describe_partition,
     describe_privacy,
     describe_reported,

@@ -21,6 +21,12 @@ def count_round(index: int, num_rounds: int) -> int:
     return min(int(index) + 1, num_rounds)
 
 
+def describe_link(emulated: Mapping[str, Any] | None) -> str:
+    """The network of a run: its emulated link and speeds, or loopback."""
+    found = emulated or {}
+    return str(found.get("link") or "loopback") + (f", speed {found['speed']}" if found.get("speed") else "")
+
+
 def pluralize(number: int, noun: str) -> str:
     """A number and its noun: 1 client, 1,000 clients."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
