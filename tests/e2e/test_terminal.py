@@ -103,7 +103,7 @@ def test_progress_then_ctrl_c_then_the_table(
 
     terminals.append(Terminal(words, env))
     assert terminals[-1].process.wait(PATIENCE_S) == 0
-    first = re.search(rf"━ (\d)/{NUM_ROUNDS} ", terminals[-1].text[terminals[-1].text.index("joining 1/") :])
+    first = re.search(rf"fit \d/{NUM_CLIENTS} [^\d]*(\d)/{NUM_ROUNDS} ", terminals[-1].text)
     assert first
     assert int(first[1]) >= int(stopped[1]), "the bar starts where the run stands"
     assert out.model_sha256 == finished.model_sha256
