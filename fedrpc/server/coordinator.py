@@ -40,13 +40,8 @@ from fedrpc.wire.ledger import LedgerAnswer, LedgerFile, LedgerQuestion
 from fedrpc.wire.message import Tensors, flatten
 from fedrpc.wire.tcpinfo import Meter
 
-_FINAL = (
-    "partition.json",
-    "model.safetensors",
-    "records.jsonl",
-    "ledger.jsonl",
-    TIMING_FILE,
-)  # final; privacy rows may come late
+# What does not change any more; privacy rows may come late.
+_FINAL = ("partition.json", "model.safetensors", "records.jsonl", "ledger.jsonl", TIMING_FILE)
 _QUIET_S = 0.06  # longer than a delayed TCP acknowledgement
 _MORE_ROWS = 1000  # of a client's ledger, of which the server saw nothing
 
@@ -415,7 +410,7 @@ class Coordinator:
         await self._settle()
         if type(self._method).overrides("finalize") and self._config.rounds:
             state = await self._finalize(state)
-        self._write_timing(self._config.rounds)
+        self._write_timing(self._num_rounds)
         weights = self._method.model(state)
         check = await self._compare_ledgers()
         kernel = await self._await_quiet_kernel()  # the last receipts are on their way
@@ -484,11 +479,13 @@ class Coordinator:
             before = now
         return {"down": before[0], "up": before[1]}
 
+    def _select_present(self, index: int) -> list[int]:
+        """The cohort of a round without those that had dropped out of it."""
+        gone = plan_attendance(self._config, index).gone
+        return [client for client in self.select_cohort(index) if client not in gone]
+
     def _summarise(self, weights: Tensors, kernel: dict[str, int], rows: ledger.Rows) -> dict[str, Any]:
-        cohorts = [
-            [client for client in self.select_cohort(index) if client not in plan_attendance(self._config, index).gone]
-            for index in range(self._num_rounds)
-        ]
+        cohorts = [self._select_present(index) for index in range(self._num_rounds)]
         shapes = summary.build_shapes(self._problem, weights, cohorts)
         cost, fedavg = summary.predict_cost(self._problem, shapes), summary.compute_fedavg_cost(self._problem, shapes)
         sizes = summary.summarise_bytes(rows, cost, fedavg, kernel, self._meter.note)

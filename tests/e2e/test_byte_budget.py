@@ -30,6 +30,7 @@ def test_a_run_ends_at_its_budget_and_goes_on_under_a_larger_one(
     assert "over the byte budget of 600.00 kB" in ended.out
     last = [row for row in read_rows(stopped.path / "records.jsonl") if row["event"] == "round_finished"][-1]
     assert last["stopped"] == found["stopped"]
+    assert max(row["round"] for row in stopped.timing) == 2, "what follows the last round stands under the next one"
 
     again = programs.start("fedrpc", "run", "--out", stopped.path, "--byte-budget", BUDGET, *words).wait_for_success()
     assert stopped.summary == found, "it was finished already"

@@ -185,7 +185,7 @@ def test_a_server_of_other_machines_emulates_nothing(programs: Programs, tmp_pat
 
 def test_records_say_who_was_late_or_gone(programs: Programs, tmp_path: Path) -> None:
     speeds = tmp_path / "speeds.csv"
-    speeds.write_text("client,speed\n" + "".join(f"{client},{0.02 if client < 2 else 1}\n" for client in range(6)))
+    speeds.write_text("client,speed\n" + "".join(f"{client},{0.005 if client < 2 else 1}\n" for client in range(6)))
     words = settings(clients=6, fraction=0.5, rounds=4, dropout=0.2, select_extra=1.0, speed=str(speeds), seed=2)
     programs.run(tmp_path / "run", *words).wait_for_success()
     run = RunDir(tmp_path / "run")
