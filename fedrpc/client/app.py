@@ -137,7 +137,7 @@ class ClientApp:
 
     async def _stay_connected(self) -> str:
         """Keeps a stream open until the run is over; returns the reason for its end."""
-        bad = 0
+        bad = useless = 0
         while True:
             stream = await self._join()
             try:
@@ -153,7 +153,8 @@ class ClientApp:
             finally:
                 if self._stream.done():
                     self._stream = asyncio.get_running_loop().create_future()
-            await asyncio.sleep(_draw_pause(0))
+            useless = 0 if stream.was_useful else useless + 1
+            await asyncio.sleep(_draw_pause(useless))  # longer and longer: the server limits how often a client calls
 
     async def _join(self) -> Stream:
         """Opens sessions and a stream; gives up after `wait_s` without a server."""

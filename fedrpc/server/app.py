@@ -239,6 +239,9 @@ class Servicer:
         self._connections[connection] = peer
         error: FedrpcError | None = None
         try:
+            # By itself: gRPC would send it with the first frame, and once more with the status when that frame's write
+            # is cancelled, which fails, so that the client would never hear of the end.
+            await context.send_initial_metadata(())
             await connection.run()
         except FedrpcError as broken:
             error = broken

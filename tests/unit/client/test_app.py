@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import grpc
 import grpc.aio
@@ -59,7 +60,12 @@ class Pipe:
         self._down: asyncio.Queue[Any] = asyncio.Queue()
         self.seen = {"up": 0, "down": 0}  # bytes of the frames that the server read and wrote
         context = SimpleNamespace(
-            read=self._read_up, write=self._write_down, abort=self._abort, peer=lambda: PEER, auth_context=dict
+            read=self._read_up,
+            write=self._write_down,
+            abort=self._abort,
+            peer=lambda: PEER,
+            auth_context=dict,
+            send_initial_metadata=AsyncMock(),
         )
         self.serving = asyncio.ensure_future(serve(None, context))
         self.serving.add_done_callback(lambda _: self._down.put_nowait(grpc.aio.EOF))
