@@ -147,8 +147,8 @@ class RunConfig(_Frozen):
     link: str | None = Field(
         None, description="clients' links in `fedrpc run`: 4g, 4g:0.7,wifi:0.3, down=20mbit,..., or a CSV file"
     )
-    shaper: Literal["proxy", "netem"] | None = Field(
-        None, description="what shapes the links: a proxy (the default), or the kernel"
+    shaper: Literal["proxy", "tun", "netem"] | None = Field(
+        None, description="what shapes the links: a proxy (the default), a forwarder of packets, or the kernel"
     )
     speed: str | None = Field(None, description="clients' speeds in `fedrpc run`: 0.5, lognormal:0.5, or a CSV file")
     availability: str | None = Field(

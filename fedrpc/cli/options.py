@@ -36,7 +36,10 @@ Link = Annotated[
 ]
 Shaper = Annotated[
     str | None,
-    typer.Option(help="What shapes the links: proxy (the default, without privileges) or netem (root, the kernel's)."),
+    typer.Option(
+        help="What shapes the links: proxy (the default), tun (packets that really get lost, without root) or netem "
+        "(the kernel, for root)."
+    ),
 ]
 Speed = Annotated[
     str | None,

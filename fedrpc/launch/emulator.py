@@ -19,7 +19,9 @@ from fedrpc.config import RunConfig
 from fedrpc.emulation.conditions import Conditions
 from fedrpc.emulation.link import UNLIMITED, Link
 from fedrpc.emulation.netem import Wire, check_netem, run_commands
+from fedrpc.emulation.packets import Forwarder
 from fedrpc.emulation.shaper import Shaper
+from fedrpc.emulation.tun import check_tun
 from fedrpc.errors import ConfigError, Unavailable
 from fedrpc.launch.processes import fork
 from fedrpc.process import allow_open_files
@@ -37,11 +39,13 @@ class Ways:
         door: The socket at which they ask for a core, or for the other end of a link in the kernel.
         server: By client: its own way to the server; whoever is not there connects to the server itself.
         links: By client: a link that it is to make in the kernel, in words.
+        packets: The socket that takes in the devices of their networks, where packets are forwarded.
     """
 
     door: str
     server: Mapping[int, str] = field(default_factory=dict)
     links: Mapping[int, str] = field(default_factory=dict)
+    packets: str | None = None
 
 
 class Emulator:
@@ -51,20 +55,26 @@ class Emulator:
         links: By client, of those whose links are shaped.
         num_cores: How many clients may compute at a time.
         seed: The run's.
-        in_kernel: Whether the kernel shapes the links.
+        shaper: What shapes the links: `proxy`, `tun` or `netem`.
     """
 
-    def __init__(self, links: Mapping[int, Link], num_cores: int, seed: int, *, in_kernel: bool = False) -> None:
-        self._links, self._num_cores, self._seed, self._in_kernel = links, num_cores, seed, in_kernel
+    def __init__(self, links: Mapping[int, Link], num_cores: int, seed: int, shaper: str = "proxy") -> None:
+        self._links, self._num_cores, self._seed, self._shaper = links, num_cores, seed, shaper
         self.control, self._theirs = socket.socketpair()
         self._folder: Path | None = None  # of the door, whose path must be short
+        self._devices: socket.socket | None = None  # at which the devices of networks come in
         self.pid = 0
 
     def start(self) -> None:
         """Forks the process, which must happen before this one has threads."""
         self._folder = Path(tempfile.mkdtemp(prefix="fedrpc-"))
+        if self.packets:
+            self._devices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._devices.bind(self.packets)  # already here, so that the server finds it
         self.pid = fork(self._run)
         self._theirs.close()
+        if self._devices:
+            self._devices.close()
 
     def open(self, server: str) -> Ways:
         """Has it open a way to the server for each client."""
@@ -75,8 +85,8 @@ class Emulator:
         if not line:
             raise Unavailable(_ENDED)
         ways = {int(client): address for client, address in json.loads(line).items()}
-        made = {client: str(link) for client, link in self._links.items()} if self._in_kernel else {}
-        return Ways(self._door, ways, made)
+        made = {client: str(link) for client, link in self._links.items()} if self._shaper == "netem" else {}
+        return Ways(self._door, ways, made, self.packets)
 
     def close_in_child(self) -> None:
         """Closes what another child of the launcher has inherited."""
@@ -88,9 +98,17 @@ class Emulator:
         self.control.close()
 
     @property
+    def packets(self) -> str | None:
+        """The socket that takes in the devices of networks, the server's too; None unless packets are forwarded."""
+        return self._find("packets") if self._shaper == "tun" else None
+
+    @property
     def _door(self) -> str:
+        return self._find("door")
+
+    def _find(self, name: str) -> str:
         assert self._folder is not None, "started before"
-        return str(self._folder / "door")
+        return str(self._folder / name)
 
     # In the process of its own
 
@@ -105,10 +123,12 @@ class Emulator:
 
     async def _emulate(self) -> None:
         reader, writer = await asyncio.open_connection(sock=self._theirs)
+        if self._devices:
+            Forwarder(self._links, self._seed, self._devices).open()
         server = (await reader.readline()).decode().strip()
         if not server:
             self._leave()
-        links = {} if self._in_kernel else self._links
+        links = self._links if self._shaper == "proxy" else {}
         shapers = {client: Shaper(link, self._seed, client) for client, link in links.items()}
         door = Door(self._num_cores, self._links, server)
         await door.open(self._door)
@@ -176,7 +196,8 @@ def make_emulator(config: RunConfig, conditions: Sequence[Conditions], num_hosts
     if num_hosts is not None or not config.is_emulated:
         return None
     links = {client: each.link for client, each in enumerate(conditions) if each.link}
-    in_kernel = config.shaper == "netem"
-    if in_kernel:
+    if config.shaper == "netem":
         check_netem(links.values())
-    return Emulator(links, config.parallel, config.seed, in_kernel=in_kernel)
+    elif config.shaper == "tun":
+        check_tun()
+    return Emulator(links, config.parallel, config.seed, config.shaper or "proxy")

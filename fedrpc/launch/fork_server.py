@@ -18,6 +18,7 @@ from typing import Any
 
 from fedrpc.emulation.link import parse_link
 from fedrpc.emulation.netem import enter_namespace
+from fedrpc.emulation.tun import enter_network, get_place
 from fedrpc.files import explain_full
 from fedrpc.launch.processes import MANY_PROCESSES, collapse_memory, decode_status, fork
 from fedrpc.process import exit_code_of, freeze_memory, keep_files_private, run_async
@@ -111,13 +112,15 @@ def run_logged_client(options: dict[str, Any]) -> None:
     log.set_up(options["log_level"], **describe_process(clients))
     if options["link"]:
         server = enter_namespace(options["cores"], clients[0], parse_link(options["link"]))
+    elif options["packets"]:
+        enter_network(options["packets"], get_place(clients[0]))
     known = ClientOptions(
         server=server,
         client_ids=clients,
         state_dir=Path(options["state_dir"]),
         data_dir=Path(data_dir) if data_dir else None,
         num_sharing=options["num_processes"],
-        insecure=bool(options["link"]),  # it leads to this machine, over a device of its own
+        insecure=bool(options["link"] or options["packets"]),  # it leads to this machine, over a device of its own
         speed=options["speed"],
         cores=options["cores"],
     )

@@ -17,6 +17,7 @@ from typing import Any
 from fedrpc import log
 from fedrpc.config import RunConfig
 from fedrpc.emulation.conditions import assign_conditions
+from fedrpc.emulation.tun import SERVER, SERVER_HOST, enter_network
 from fedrpc.errors import ConfigError, DiskFull, FedrpcError, MethodFailed, Unavailable
 from fedrpc.launch.division import check_memory, divide
 from fedrpc.launch.emulator import Ways, make_emulator
@@ -138,13 +139,25 @@ class Launcher:
         def progress(name: str, values: dict[str, Any]) -> None:
             events.write(json.dumps({"event": name} | values) + "\n")
 
+        packets = self._emulator.packets if self._emulator else None
         options = ServerOptions(
-            "127.0.0.1:0", self._run.out, self._run.data_dir, outlived=False, conditions=self._conditions
+            f"{SERVER_HOST}:0" if packets else "127.0.0.1:0",
+            self._run.out,
+            self._run.data_dir,
+            insecure=bool(packets),  # nobody but the run's clients is in that network
+            outlived=False,
+            conditions=self._conditions,
         )
         # Clients that wait for a core are asked all at once: each one's messages travel over its own link.
         config = self._run.config.model_copy(update={"parallel": 0}) if self._emulator else self._run.config
         log.set_up(self._run.log_level, stream=sys.stderr, role="server")
-        return exit_code_of(lambda: self._name_log(lambda: run_async(serve(config, options, progress))))
+
+        def work() -> None:
+            if packets:
+                enter_network(packets, SERVER)
+            self._name_log(lambda: run_async(serve(config, options, progress)))
+
+        return exit_code_of(work)
 
     def _name_log(self, work: Callable[[], Any]) -> None:
         """Runs `work`; an error that points to a client's log gets the log's path."""
@@ -199,6 +212,7 @@ class Launcher:
             "speed": self._conditions[first].speed,
             "cores": ways.door if ways else None,
             "link": ways.links.get(first) if ways else None,
+            "packets": ways.packets if ways else None,
             "clients": [part.clients.start, part.clients.stop],
             "num_processes": len(self._parts),
             "state_dir": str(self._run.state_dir),

@@ -12,6 +12,7 @@ import torch
 
 import fedrpc
 from fedrpc.config import RunConfig
+from fedrpc.emulation.tun import name_congestion_control
 from fedrpc.methods.cost import Cost, Shapes
 from fedrpc.methods.fedavg import FedAvg
 from fedrpc.methods.tools import ReportedValue
@@ -231,6 +232,8 @@ def _sum_by_client(rows: ledger.Rows) -> dict[int, dict[str, int]]:
 def describe_run(config: RunConfig, run_id: str, num_rounds: int) -> dict[str, Any]:
     """Describes what was run: the first keys of summary.json."""
     emulated = {name: getattr(config, name) for name in ("link", "shaper", "speed") if getattr(config, name)}
+    if config.shaper in ("tun", "netem"):  # what losses cost is its doing
+        emulated["tcp"] = name_congestion_control()
     return {
         "method": config.method,
         "dataset": config.dataset,

@@ -51,7 +51,7 @@ compare.json (sizes in bytes, accuracies in percent; `null` where a value does n
       seconds, cpu_seconds, peak_bytes
       predicted               {link, seconds} over that link, or null
       parts                   {part: seconds} on the server's path: where the time went; null where it was not measured
-      emulated, reproducible  {link, shaper, speed} of clients, or null; whether the same seed gives the same model
+      emulated, reproducible  {link, shaper, speed, tcp} of clients, or null; whether the same seed gives the same model
       num_rounds, stopped     the rounds that were run, and why there were no more, or null
       privacy                 {epsilon, delta, reason, text}; `text` is "no guarantee: ..." or the epsilon in full
       model_sha256

@@ -6,9 +6,14 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
+import shutil
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +21,12 @@ from fedrpc.client.machine import Machine
 from fedrpc.emulation.link import parse_link
 from fedrpc.emulation.netem import check_netem
 from fedrpc.emulation.shaper import Shaper
+from fedrpc.emulation.tun import check_tun, name_congestion_control
 from fedrpc.errors import ConfigError
 from fedrpc.launch.emulator import Door
-from tests.e2e.programs import NUM_CLIENTS, Programs, settings
+from tests.e2e.programs import NUM_CLIENTS, Programs, settings, wait_for
 from tests.e2e.rundir import RunDir, read_rows
+from tests.e2e.test_faults import gone
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -156,6 +163,71 @@ def test_the_kernel_shapes_links_too(programs: Programs, tmp_path: Path, finishe
     assert run.summary["bytes"]["method"] == finished.summary["bytes"]["method"]
     seconds = [row["seconds"] for row in read_rows(run.path / "records.jsonl") if row["event"] == "round_finished"]
     assert min(seconds) > link.predict_seconds(116_536, "down") + link.predict_seconds(116_536, "up")
+
+
+@pytest.fixture
+def tun() -> None:
+    try:
+        check_tun()
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+def exchange_packets(link: str, num_bytes: int, env: dict[str, str]) -> dict[str, Any]:
+    """What came of packets both ways; by a process without root's power over networks, where root is who tests."""
+    prefix = ["setpriv", "--bounding-set=-sys_admin"] if os.geteuid() == 0 and shutil.which("setpriv") else []
+    words = [*prefix, sys.executable, "-m", "tests.e2e.packets", link, str(num_bytes)]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.usefixtures("tun")
+def test_packets_have_their_rate_and_delay(env: dict[str, str]) -> None:
+    found = exchange_packets("down=20mbit,up=10mbit,rtt=60ms", 2_500_000, env)
+    assert found["up"] == pytest.approx(10e6, rel=0.1)
+    assert found["down"] == pytest.approx(20e6, rel=0.1)
+    assert found["opened_s"] == pytest.approx(0.06, abs=0.04)
+    assert found["host"] == "10.0.0.2"
+
+
+@pytest.mark.usefixtures("tun")
+def test_the_kernel_sends_lost_packets_again(env: dict[str, str]) -> None:
+    found = exchange_packets("up=20mbit,rtt=10ms,loss=3%", 1_500_000, env)
+    assert found["sent"] == 1_500_000, "each byte counted once"
+    assert found["resent"] > 0.01 * 1_500_000 / 1448
+
+
+@pytest.mark.usefixtures("tun")
+def test_lost_packets_change_neither_the_model_nor_the_bytes(
+    programs: Programs, tmp_path: Path, finished: RunDir
+) -> None:
+    link = "down=4mbit,up=4mbit,rtt=40ms,loss=3%"
+    programs.run(tmp_path / "run", *settings(link=link, shaper="tun")).wait_for_success()
+    run = RunDir(tmp_path / "run")
+    assert run.model_sha256 == finished.model_sha256
+    for name in ("method", "predicted"):
+        assert run.summary["bytes"][name] == finished.summary["bytes"][name], name
+    assert run.summary["ledger_check"] == finished.summary["ledger_check"]
+    assert run.summary["emulated"] == {"link": link, "shaper": "tun", "tcp": name_congestion_control()}
+    rows = read_rows(run.path / "timing.jsonl")
+    assert sum(row.get("resent_down") or 0 for row in rows) > 0
+    assert min(row["rtt_s"] for row in rows if row.get("rtt_s")) > 0.035
+
+
+@pytest.mark.usefixtures("tun")
+def test_networks_end_with_a_launcher_that_is_killed(programs: Programs, tmp_path: Path) -> None:
+    program = programs.run(tmp_path / "run", *settings(link="down=100kbit,up=100kbit", shaper="tun"))
+
+    def find_networks() -> set[int]:
+        with contextlib.suppress(FileNotFoundError):  # a process that has just ended
+            return {os.stat(f"/proc/{each.pid}/ns/net").st_ino for each in program.descendants()}
+        return set()
+
+    wait_for("server and clients have networks", lambda: len(find_networks()) == 2 + NUM_CLIENTS)
+    everybody = program.descendants()
+    program.kill()
+    wait_for("every process ends, and its network with it", lambda: gone(everybody))
 
 
 @pytest.mark.parametrize(
