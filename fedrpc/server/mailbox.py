@@ -14,6 +14,7 @@ from fedrpc import clock as time  # without the time in which this process stood
 from fedrpc import log
 from fedrpc.config import LimitsConfig
 from fedrpc.errors import MethodFailed
+from fedrpc.server.pace import MOMENT_S, PATIENCE_S
 from fedrpc.server.question import Question
 from fedrpc.server.roster import Link, Roster, Session
 from fedrpc.server.spool import Spooled
@@ -52,7 +53,7 @@ class Task:
     Args:
         began_at: When its time began: with its first delivery, and anew once a delivery was complete.
         held_since: Since when it waits for the server: for its turn, or for a permit to be sent.
-        stalled: Whether the answer that is coming in is too slow to be given more time.
+        behind_s: By how many seconds the answer that is coming in is behind the least rate.
         times: What is measured of it; no time limit looks at that.
     """
 
@@ -73,7 +74,7 @@ class Task:
     delivered_at: float | None = None  # of its last delivery
     was_delivered: bool = False
     receiving: int = 0
-    stalled: bool = False
+    behind_s: float = 0.0
     number: int = -1  # in the order of posting
     queued: Link | None = None  # the stream in whose queue of ready tasks it is
     times: TaskTimes = field(default_factory=TaskTimes)
@@ -400,8 +401,10 @@ class Mailbox:
     def _check_time(self, task: Task, waited: float) -> None:
         """Ends a task whose time is up: as long for its delivery as for its answer, and as long again for an upload."""
         deadline_s = self._limits.deadline_s
-        # A drip of bytes is no upload: it must not hold up a round.
-        if waited > deadline_s * (2 if task.receiving and not task.stalled else 1):
+        overdue_s = waited - deadline_s
+        # Whoever moved when the deadline came may pause after it; who did not, or only drips, holds up no round.
+        is_moving = task.receiving and task.behind_s <= min(PATIENCE_S, MOMENT_S + overdue_s)
+        if overdue_s > (deadline_s if is_moving else 0):
             what = "no answer" if task.was_delivered else "not delivered"
             self._miss(task, f"{what} within {deadline_s:g} s", task.link)
 

@@ -7,6 +7,7 @@ import asyncio
 # A transfer that is slower than this takes so little of the server's link and memory that it need not hold up others
 # who wait for a permit: of 4 permits, 4 phones would otherwise have all.
 PERMIT_BYTES_S = 64 << 10
+MOMENT_S = 2.0  # within which an upload that moves is seen to move: the kernel's counters are read every second
 PATIENCE_S = 5.0  # how far behind a transfer may be before it loses its permit, or its claim to more time
 
 

@@ -91,7 +91,7 @@ class Upload:
             return 0.0
         for pace in (self._pace, self._permit_pace):
             pace.note(now, total, waiting=waiting)
-        self.task.stalled = self._pace.behind_s > PATIENCE_S
+        self.task.behind_s = self._pace.behind_s
         if self._permit_pace.behind_s > PATIENCE_S:
             self._permit.give_back()
         return self._pace.behind_s
@@ -130,7 +130,7 @@ class Upload:
         holding, self._holding = self._holding, None
         holding.cancel()
         self.task.receiving -= 1
-        self.task.stalled = False
+        self.task.behind_s = 0.0
         try:
             await asyncio.wait([holding])  # which lets a cancellation of this call through, unlike `await holding`
             if self._receiver:

@@ -139,7 +139,7 @@ async def test_a_drip_of_bytes_does_not_double_the_deadline(clock):
     for task in tasks:
         post.deliver(task)
         task.receiving = 1
-    tasks[0].stalled = True
+    tasks[0].behind_s = 6.0
     wait(post, clock, 13)
     assert reason(tasks[0]) == "no answer within 12 s"
     assert not tasks[1].done

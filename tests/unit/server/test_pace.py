@@ -9,7 +9,7 @@ import pytest
 
 from fedrpc.errors import Unavailable
 from fedrpc.server.mailbox import Task
-from fedrpc.server.pace import Pace, Permit
+from fedrpc.server.pace import PATIENCE_S, Pace, Permit
 from fedrpc.wire.receiving import LEAST_BYTES_S
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.fakes import asynchronous
@@ -75,9 +75,9 @@ async def test_an_upload_at_a_byte_a_second_loses_its_permit_soon_and_its_stream
         head, *chunks = honest.frames(tasks[1], LARGE)
         honest.send(head)
         await drip(slow, clock, 5)
-        assert (honest.num_waiting, tasks[0].stalled) == (0, False)
+        assert (honest.num_waiting, tasks[0].behind_s <= PATIENCE_S) == (0, True)
         await drip(slow, clock, 2)
-        assert tasks[0].stalled
+        assert tasks[0].behind_s > PATIENCE_S
         assert (await honest.receive()).grant.task_id == tasks[1].task_id
         honest.send(*chunks)
         assert await honest.receive_receipt() == ("ACCEPTED", tasks[1].task_id)
@@ -127,12 +127,30 @@ async def test_a_phone_on_a_slow_link_may_send_one_frame_for_minutes(tmp_path, c
                 await phone.ended()
             return
         assert not phone.running.done()
-        assert not task.stalled
+        assert task.behind_s <= 1.0
         pass_time(clock, 28, phone)
         assert phone.running.done() is False
         await linger()
         with pytest.raises(Unavailable, match=r"sent less than|no heartbeat"):
             await phone.ended()
+
+
+@pytest.mark.parametrize(("stops_at", "ends_at"), [(8.0, 12.0), (9.6, 12.0), (11.6, 16.6), (14.0, 19.0)])
+@asynchronous
+async def test_an_upload_has_more_time_only_if_it_moves_when_its_deadline_comes(tmp_path, clock, stops_at, ends_at):
+    """A phone may pause for some seconds beyond it; one that was gone before does not hold up the round."""
+    async with office(tmp_path, deadline_s=12, heartbeat_s=1000) as desk:
+        [phone], [task] = await start(desk, 1)
+        pass_time(clock, 7.0, phone)
+        await phone.upload(task)
+        now = 7.0
+        while not task.done:
+            now += 0.2
+            if now <= stops_at:
+                phone.counted = (5000, int(10_000 + 2000 * now))
+            pass_time(clock, 0.2, phone)
+            desk.mailbox.reap()
+        assert now == pytest.approx(ends_at, abs=0.5)
 
 
 @asynchronous
@@ -144,7 +162,7 @@ async def test_a_server_that_is_slow_to_write_does_not_blame_the_client(tmp_path
         stream.connection._is_reading = False  # it waits for the disk
         pass_time(clock, 100, stream)
         assert not stream.running.done()
-        assert not task.stalled
+        assert task.behind_s <= 1.0
 
 
 @asynchronous
