@@ -21,6 +21,7 @@ from fedrpc.report.comparison_words import (
     format_overhead,
     format_spread,
     has_several_runs,
+    has_ten_evaluations,
     join_failures,
     list_guarantees,
     list_notes,
@@ -84,17 +85,18 @@ def _style_name(entry: Mapping[str, Any], *, marked: bool = False) -> Text:
 
 
 def _tabulate_outcome(document: Document) -> Table:
-    accuracies = ("\naccuracy\n%, last", "\nmean of\nlast ten", "best,\ntest-\nselected")
+    ten = has_ten_evaluations(document)
+    accuracies = ("\naccuracy\n%, last", *(["\nmean of\nlast ten"] if ten else []), "best,\ntest-\nselected")
     predicted = _name_predicted(document, 3)
     kernel = [] if predicted else ["\n\nkernel"]  # 80 columns have room for one of them
     table = _make_table("\n\nmethod", *accuracies, "\n\nmessages", *kernel, "\nover-\nhead", "\n\nseconds", *predicted)
-    means = [entry["accuracy"]["last10"] for entry in document["methods"] if entry["accuracy"]]
+    found = [entry["accuracy"]["last"] for entry in document["methods"] if entry["accuracy"]]
     for entry in document["methods"]:
-        top = len(means) > 1 and entry["accuracy"] and entry["accuracy"]["last10"] == max(means)
+        top = len(found) > 1 and entry["accuracy"] and entry["accuracy"]["last"] == max(found)
         table.add_row(
             _style_name(entry, marked=True),
-            format_accuracy(entry, "last"),
-            Text(format_accuracy(entry, "last10"), style="bold green" if top else ""),
+            Text(format_accuracy(entry, "last"), style="bold green" if top else ""),
+            *([format_accuracy(entry, "last10")] if ten else []),
             format_accuracy(entry, "best"),
             format_size(entry["bytes"]["message"]),
             *([format_kernel_bytes(entry)] if kernel else []),

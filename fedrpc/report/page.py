@@ -19,7 +19,7 @@ from fedrpc.report.markup import Plot, Table, Tile, render
 from fedrpc.report.table import count_text_columns, format_size, list_kinds, list_time, print_summary
 from fedrpc.report.words import (
     compare_to_formula,
-    count_round,
+    describe_curve,
     describe_kinds,
     describe_link,
     describe_partition,
@@ -40,7 +40,7 @@ SEEDED = "The noise is reproducible: no protection against anyone who knows the 
 def show_runs(folders: Sequence[Path], console: Console) -> None:
     """For each finished run: prints its table, writes its page and prints where that is."""
     for run in [read_run(folder) for folder in folders]:  # reads all before writing any: a wrong name changes nothing
-        print_summary(dict(run.summary), console)
+        print_summary(dict(run.summary), console, len(run.curve("accuracy")))
         verdict = _audit_epsilon(run)
         if verdict.text:
             console.print(Text(f"audit: {verdict.text}", style="bold red" if verdict.is_bad else ""), soft_wrap=True)
@@ -144,9 +144,7 @@ def _accuracy_tile(run: Run) -> Tile:
     accuracy = run.summary["accuracy"]
     if not accuracy:
         return Tile("accuracy", "not measured", "No round was evaluated.")
-    ten = f"last ten {accuracy['last10']:.2f} %, " if len(run.curve("accuracy")) >= 10 else ""
-    number = count_round(accuracy["best_round"], run.summary["num_rounds"])
-    note = f"{ten}best {accuracy['best']:.2f} % in round {number} ({accuracy['best_is']})"
+    note = describe_curve(accuracy, run.summary["num_rounds"], len(run.curve("accuracy")))
     return Tile("final accuracy on the external test", f"{accuracy['global']:.2f} %", note)
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedrpc.report.formula import DIFFERS, describe_formula, list_differing
 from fedrpc.report.words import (
-    count_round,
+    describe_curve,
     describe_kinds,
     describe_privacy,
     describe_reported,
@@ -107,16 +107,15 @@ def _tabulate_time(summary: Mapping[str, Any]) -> Iterator[Table]:
     yield table
 
 
-def _list_facts(summary: dict[str, Any]) -> Table:
+def _list_facts(summary: dict[str, Any], num_evaluations: int) -> Table:
     part, accuracy = summary["bytes"], summary["accuracy"]
     message = sum(part["total"][d]["message"] for d in ("down", "up"))
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold")
     facts.add_column()
     if accuracy:
-        number = count_round(accuracy["best_round"], summary["num_rounds"])
-        best = f"best {accuracy['best']:.2f} % in round {number}, {accuracy['best_is']}"
-        facts.add_row("accuracy", f"{accuracy['global']:.2f} %  (last ten {accuracy['last10']:.2f} %, {best})")
+        beside = describe_curve(accuracy, summary["num_rounds"], num_evaluations)
+        facts.add_row("accuracy", f"{accuracy['global']:.2f} %; {beside}")
         if accuracy.get("class_variance") is not None:
             facts.add_row("class variance", f"{accuracy['class_variance']:.1f} %²")
         if accuracy.get("client_mean") is not None:
@@ -177,8 +176,12 @@ def _tabulate_reported(summary: dict[str, Any]) -> Iterator[Table]:
         yield table
 
 
-def print_summary(summary: dict[str, Any], console: Console) -> None:
-    """Prints a finished run."""
+def print_summary(summary: dict[str, Any], console: Console, num_evaluations: int = 0) -> None:
+    """Prints a finished run.
+
+    Args:
+        num_evaluations: Of its curve: from ten on, the mean of the last ten is told.
+    """
     layers = [name for name in summary.get("aggregators", []) if name != "mean"]
     title = Text(
         f"{' + '.join([summary['method'], *layers])} on {summary['dataset']}, {summary['partition']}, "
@@ -187,4 +190,4 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         style="bold",
     )
     tables = (_tabulate_bytes(summary), *_tabulate_time(summary), *_tabulate_reported(summary))
-    console.print(Group(Text(), title, *tables, _list_facts(summary)))
+    console.print(Group(Text(), title, *tables, _list_facts(summary, num_evaluations)))

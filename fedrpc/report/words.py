@@ -21,6 +21,13 @@ def count_round(index: int, num_rounds: int) -> int:
     return min(int(index) + 1, num_rounds)
 
 
+def describe_curve(accuracy: Mapping[str, Any], num_rounds: int, num_evaluations: int) -> str:
+    """What else an accuracy curve has besides its end: its best, and the mean of the last ten if there are ten."""
+    ten = f"last ten {accuracy['last10']:.2f} %, " if num_evaluations >= 10 else ""
+    number = count_round(accuracy["best_round"], num_rounds)
+    return f"{ten}best {accuracy['best']:.2f} % in round {number} ({accuracy['best_is']})"
+
+
 def describe_link(emulated: Mapping[str, Any] | None) -> str:
     """The network of a run: its emulated link and speeds, or loopback."""
     found = emulated or {}

@@ -116,9 +116,12 @@ def test_a_run_from_before_time_was_measured_has_a_page(make_run: MakeRun) -> No
 
 @pytest.mark.parametrize("rounds", [9, 10])
 def test_the_last_ten_are_told_when_there_are_ten(make_run: MakeRun, rounds: int) -> None:
-    tile = make_tiles(read_run(make_run(rounds=rounds)))[0]
+    folder, out = make_run(rounds=rounds), io.StringIO()
+    tile = make_tiles(read_run(folder))[0]
     assert tile.value == "91.25 %"
     assert ("last ten 55.50 %" in tile.note) == (rounds == 10)
+    show_runs([folder], Console(file=out, width=200))
+    assert f"91.25 %; {tile.note}" in out.getvalue()
 
 
 def test_link_and_reproducibility_are_told(make_run: MakeRun) -> None:
