@@ -99,7 +99,9 @@ def _try(command: Command) -> str:
     """Runs a command; returns the first line of its complaint, "" when it worked."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = (done.stderr or done.stdout).strip().splitlines()
-    return "" if done.returncode == 0 else said[0] if said else f"code {done.returncode}"
+    if done.returncode == 0:
+        return ""
+    return said[0].removeprefix("Error: ").rstrip(".") if said else f"code {done.returncode}"
 
 
 def check_netem(links: Iterable[Link]) -> None:
@@ -119,7 +121,8 @@ def check_netem(links: Iterable[Link]) -> None:
             if why := _try(["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", *queue]):
                 kind = queue[0]
                 raise ConfigError(
-                    f"--shaper netem: the kernel cannot shape {link} by {kind}: {why}; load sch_{kind}, {_REMEDY}"
+                    f"--shaper netem: the kernel cannot shape {link} by {kind}: {why}; "
+                    f"load its module (modprobe sch_{kind}), use --shaper tun, {_REMEDY}"
                 )
 
 
