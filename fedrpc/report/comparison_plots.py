@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -32,13 +33,18 @@ METHOD_STYLES = ("", "d", "t")
 
 
 class Step(NamedTuple):
-    """An evaluation of a row: the means over its seeds, and the standard deviation of the accuracy."""
+    """An evaluation of a row: the means over its seeds, and the standard deviation of the accuracy.
+
+    Attributes:
+        predicted: Seconds over a link; None when none is known.
+    """
 
     round: int
     num_bytes: float
     accuracy: float
     seconds: float
     spread: float
+    predicted: float | None = None
 
 
 def assign_colours(entries: Sequence[Entry], num_hues: int) -> dict[str, str]:
@@ -58,7 +64,7 @@ def assign_colours(entries: Sequence[Entry], num_hues: int) -> dict[str, str]:
 
 
 def plot_learning(document: Document, colours: Colours) -> list[Plot]:
-    """Accuracy over rounds, bytes and seconds, and the last accuracy against bytes."""
+    """Accuracy over rounds, bytes and seconds (as measured, and on a link), and the last accuracy against bytes."""
     entries = [entry for entry in document["methods"] if entry["curve"]]
     if not entries:
         return []
@@ -79,18 +85,50 @@ def plot_learning(document: Document, colours: Colours) -> list[Plot]:
         ),
     ]
     plots = [_plot_curves(entries, steps, colours, title, axis, place) for title, axis, place in axes]
-    return [*plots, *_plot_pareto(document, colours)]
+    return [*plots, *_plot_predicted(entries, steps, colours), *_plot_pareto(document, colours)]
+
+
+def _plot_predicted(entries: Sequence[Entry], steps: Mapping[str, Sequence[Step]], colours: Colours) -> list[Plot]:
+    """Accuracy over the seconds that rounds would take on a link; none when no row has them."""
+    entries = [entry for entry in entries if all(step.predicted is not None for step in steps[entry["name"]])]
+    if not entries:
+        return []
+    links = dict.fromkeys(entry["time"]["link"] for entry in entries)
+    over = next(iter(links)) if len(links) == 1 else "the runs' own links"
+    kept = {entry["name"]: steps[entry["name"]] for entry in entries}
+    axis = make_seconds_axis((_get_predicted(step) for found in kept.values() for step in found), "predicted time")
+    title = f"Accuracy over seconds, predicted over {over}"
+    plot = _plot_curves(entries, kept, colours, title, axis, _get_predicted)
+    caption = "From the bytes and the measured computing, for clients with machines of their own."
+    return [replace(plot, caption=f"{caption} {plot.caption}".strip())]
+
+
+def _get_predicted(step: Step) -> float:
+    assert step.predicted is not None, "only rows with predictions are plotted"
+    return step.predicted
 
 
 def list_steps(entry: Entry) -> list[Step]:
     """The evaluations of a row, with rounds as people count them; long curves are means of the last ten."""
     found = []
     smoothed = {run["seed"]: _smooth(run["curve"]) for run in entry["runs"]}
+    predicted = [_find_predicted(run) for run in entry["runs"]]
     for index, num_bytes, _, seconds in entry["curve"]:
         values = [values[index] for values in smoothed.values() if index in values]
         number = count_round(index, entry["runs"][0]["num_rounds"])
-        found.append(Step(number, num_bytes, fmean(values), seconds, stdev(values) if len(values) > 1 else 0.0))
+        spread, moments = (
+            stdev(values) if len(values) > 1 else 0.0,
+            [each[index] for each in predicted if index in each],
+        )
+        found.append(Step(number, num_bytes, fmean(values), seconds, spread, fmean(moments) if moments else None))
     return found
+
+
+def _find_predicted(run: Mapping[str, Any]) -> dict[int, float]:
+    """Predicted seconds by round."""
+    if not run["predicted"]:
+        return {}
+    return dict(zip((int(point[0]) for point in run["curve"]), run["predicted"]["until"], strict=True))
 
 
 def _smooth(curve: Sequence[Sequence[float]]) -> dict[int, float]:
@@ -140,6 +178,7 @@ def _look_up(words: Mapping[Point, str]) -> Callable[[Point], str]:
 def _describe_step(entry: Entry, step: Step) -> str:
     spread = f" ± {step.spread:.2f}" if len(entry["runs"]) > 1 else ""
     after = f"{format_size(step.num_bytes)} and {format_duration(step.seconds)}"
+    after += "" if step.predicted is None else f", predicted {format_duration(step.predicted)}"
     return f"{label_method(entry)}, round {step.round}: {step.accuracy:.2f}{spread} % after {after}"
 
 

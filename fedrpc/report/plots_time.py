@@ -25,11 +25,11 @@ FILLS = {
 }
 
 
-def make_seconds_axis(values: Iterable[float]) -> Axis:
-    """An axis of measured time, in the unit that suits its end."""
+def make_seconds_axis(values: Iterable[float], what: str = "measured time") -> Axis:
+    """An axis of time, in the unit that suits its end."""
     known = list(values)
     size, unit = next((each for each in ((3600, "h"), (60, "min")) if max(known) > 3 * each[0]), (1, "s"))
-    axis = Axis.over((value / size for value in known), f"measured time, {unit}", zero=True)
+    axis = Axis.over((value / size for value in known), f"{what}, {unit}", zero=True)
     return Axis(axis.low * size, axis.high * size, [tick * size for tick in axis.ticks], axis.title, _divide_by(size))
 
 

@@ -49,7 +49,8 @@ compare.json (sizes in bytes, accuracies in percent; `null` where a value does n
       bytes.kernel_note       why that is not exact (a run that was resumed: a lower bound), or ""
       overhead                tensor bytes over those of FedAvg's run, or of its formula if that had other rounds
       seconds, cpu_seconds, peak_bytes
-      predicted               {link, seconds} over that link, or null
+      predicted               {link, seconds, until} over that link, or null; `until` has the seconds up to the end of
+                              each round of the curve
       parts                   {part: seconds} on the server's path: where the time went; null where it was not measured
       emulated, reproducible  {link, shaper, speed, tcp} of clients, or null; whether the same seed gives the same model
       num_rounds, stopped     the rounds that were run, and why there were no more, or null

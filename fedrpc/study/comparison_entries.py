@@ -70,7 +70,7 @@ def describe_run(
         "seconds": summary["seconds"],
         "cpu_seconds": tasks.get("cpu"),
         "peak_bytes": tasks.get("peak_bytes"),
-        "predicted": {"link": predicted[0], "seconds": predicted[1].seconds} if predicted else None,
+        "predicted": _describe_prediction(*predicted, points) if predicted else None,
         "parts": time.get("parts"),
         "emulated": summary.get("emulated"),
         "reproducible": summary.get("reproducible"),
@@ -85,6 +85,10 @@ def describe_run(
         ],
         "at_budget": None if byte_budget is None else find_at_budget(points, byte_budget),
     }
+
+
+def _describe_prediction(link: str, predicted: Prediction, points: Sequence[Point]) -> dict[str, Any]:
+    return {"link": link, "seconds": predicted.seconds, "until": [predicted.until(point.round) for point in points]}
 
 
 def _compute_overhead(run: Run, baseline: Run | None) -> float | None:

@@ -378,7 +378,7 @@ def test_methods_and_kinds_have_palettes_of_their_own() -> None:
 
 def test_long_curves_are_plotted_as_means_of_ten() -> None:
     curve = [[index, 10 * index, float(index % 2), 1.0] for index in range(30)]
-    steps = list_steps({"curve": curve, "runs": [{"seed": 0, "num_rounds": 30, "curve": curve}]})
+    steps = list_steps({"curve": curve, "runs": [{"seed": 0, "num_rounds": 30, "curve": curve, "predicted": None}]})
     assert [(step.round, step.num_bytes) for step in steps] == [(index + 1, 10 * index) for index in range(30)]
     assert [steps[place].accuracy for place in (0, 3, -1)] == [0.0, 0.5, 0.5]
 

@@ -49,7 +49,17 @@ def test_the_predicted_time_is_shown_where_there_is_one(document: dict[str, Any]
     for place, entry in enumerate(document["methods"][1:]):
         entry["time"] |= {"predicted": 60.0 + place, "link": "4g"}
         entry["targets"][0]["predicted"] = {"mean": 33.0, "sd": 2.0, "n": 2}
+        for run in entry["runs"]:
+            run["predicted"] = {
+                "link": "4g",
+                "seconds": 60.0,
+                "until": [20.0 * point[0] + 20 for point in run["curve"]],
+            }
     html = render_page(document)
+    plot = html[html.index("<h3>Accuracy over seconds, predicted over 4g</h3>") :].split("</figure>")[0]
+    assert "predicted time, s" in plot
+    assert re.search("fedprox, round 3: .* after .*, predicted 60.0 s", plot)
+    assert "fedavg" not in plot, "it has no prediction"
     assert "<th>time, predicted over 4g</th>" in html
     assert PREDICTED in html
     first, second, third = read_rows(html)

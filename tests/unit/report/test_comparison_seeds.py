@@ -223,6 +223,7 @@ def test_times_over_a_link_stand_beside_those_that_were_measured(tmp_path: Path,
     assert rows["fedavg"]["time"]["predicted"] == pytest.approx(3 * (2.0 + 0.5)), "half a round trip each way"
     assert rows["fedavg"]["time"]["link"] == document["link"] == "rtt=500ms"
     assert rows["flea"]["time"]["predicted"] is None, "it did not measure time"
+    assert rows["fedavg"]["runs"][0]["predicted"]["until"] == pytest.approx([2.5, 5.0, 7.5]), "of each evaluation"
     reached, never = rows["fedavg"]["targets"]
     assert reached["predicted"]["mean"] == pytest.approx(2.5 * reached["rounds"]["mean"])
     assert never["predicted"] is None
