@@ -165,7 +165,7 @@ def write_checksums(folder: Path, names: Iterable[str], known: Mapping[str, byte
         known: The contents of further files, by name.
     """
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in known.items()}
-    sums |= {name: _hash_file(folder / name) for name in names if (folder / name).exists()}
+    sums |= {name: _hash_file(folder / name) for name in names if (folder / name).is_file()}
     write_durably(folder / CHECKSUMS, "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())))
 
 
@@ -178,7 +178,7 @@ def find_changed(folder: Path, names: Iterable[str]) -> Iterator[str]:
         lines = [line.split("  ") for line in path.read_text().splitlines()]
         sums = {name: digest for digest, name in lines}
     for name in names:
-        if name in sums and not (folder / name).exists():
+        if name in sums and not (folder / name).is_file():
             yield f"{folder / name} is missing since the run ended; {RESTORE}"
         elif name in sums and (got := _hash_file(folder / name)) != sums[name]:
             yield (

@@ -30,7 +30,7 @@ from fedrpc.metrics.timing import TIMING_FILE, TimingFile
 from fedrpc.privacy.heads import HEADS_FILE, HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile, Stages
 from fedrpc.problem import Problem
-from fedrpc.process import freeze_memory, return_freed_memory
+from fedrpc.process import freeze_memory, give_back_memory, return_freed_memory
 from fedrpc.server.app import GrpcServer, Health, Servicer
 from fedrpc.server.checkpoint import CheckpointFolder
 from fedrpc.server.coordinator import Coordinator
@@ -50,6 +50,7 @@ from fedrpc.wire.tcpinfo import Meter
 _BEFORE_BEGIN = ("lock", "config.toml.tmp")  # a kill may leave them alone
 _SINCE_BEGIN = ("partition.json", "ledger.partial.jsonl", "ledger.jsonl", "records.jsonl", "spool", "summary.json")
 _TICK_S = 0.2  # how often time limits are looked at
+_TRIM_S = 60.0  # messages of many sizes, a million of them, leave holes in the heap that are as large as all the rest
 _RETURN_S = 10.0  # how long to wait for clients that were not told of the end; they try again every few seconds
 _FAREWELL_S = 5.0  # how long to wait until every client has learned that the run is over
 
@@ -340,6 +341,8 @@ async def _watch(mailbox: Mailbox, coordinator: Coordinator, servicer: Servicer)
         if tick % 5 == 0:
             coordinator.note_kernel()
             servicer.check_sockets()
+        if tick % round(_TRIM_S / _TICK_S) == 0:
+            give_back_memory()
 
 
 async def _wait_for_farewells(roster: Roster, return_s: float) -> None:

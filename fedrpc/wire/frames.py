@@ -25,6 +25,8 @@ M = TypeVar("M", bound=Message)
 Inline = tuple[Kind, int, int]
 
 CHUNK_BYTES = 1 << 20  # the fewest CPU seconds per gigabyte; see protos/README.md
+# Others may cut as they like, but each chunk has some bytes of its own, and those spend a run's byte budget.
+_LEAST_CHUNK_BYTES, _SPARE_CHUNKS = 4096, 64
 SMALL_BYTES = (
     256 << 10
 )  # a message up to this travels in the frame of its envelope: more frames cost more than its bytes
@@ -230,6 +232,7 @@ class Assembler:
         self._buffers = [bytearray(part.size) for part in envelope.parts] if file is None else []
         self._hasher = hashlib.sha256()
         self._part, self._filled = -1, 0
+        self._left = _SPARE_CHUNKS + sum(-(-part.size // _LEAST_CHUNK_BYTES) for part in envelope.parts)
         self._open_next()
 
     def _open_next(self) -> None:
@@ -249,6 +252,9 @@ class Assembler:
             raise WireError(f"got a chunk of part {part}, expected part {self._part} of {len(parts)}")
         if not data or self._filled + len(data) > parts[self._part].size:
             raise WireError(f"part '{parts[self._part].name}' got more bytes than its {parts[self._part].size}")
+        self._left -= 1
+        if self._left < 0:
+            raise WireError(f"a message came in too many chunks: expected {CHUNK_BYTES} bytes in all but a part's last")
         self._hasher.update(data)
         if self._file is None:
             self._buffers[self._part][self._filled : self._filled + len(data)] = data

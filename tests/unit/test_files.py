@@ -14,10 +14,12 @@ from fedrpc.errors import ConfigError, Damaged, DiskFull
 from fedrpc.files import (
     Appended,
     explain_unwritable,
+    find_changed,
     measure_whole_lines,
     open_replacement,
     read_lines,
     write_atomically,
+    write_checksums,
     write_durably,
 )
 
@@ -131,3 +133,12 @@ def test_a_replacement_that_does_not_fit_leaves_the_old_file_and_no_other(tmp_pa
         write_durably(path, "n" * 200)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_in_the_place_of_a_file_is_missing(tmp_path):
+    (tmp_path / "records.jsonl").write_text("{}\n")
+    write_checksums(tmp_path, ["records.jsonl"], {})
+    (tmp_path / "records.jsonl").unlink()
+    (tmp_path / "records.jsonl").mkdir()
+    (found,) = find_changed(tmp_path, ["records.jsonl"])
+    assert "records.jsonl is missing since the run ended" in found

@@ -161,6 +161,15 @@ def test_an_empty_chunk_is_refused_so_that_a_stream_cannot_stall():
         assembled(envelope, [pb.Chunk(part=0, data=b"")])
 
 
+def test_chunks_of_a_byte_do_not_go_on_for_long():
+    envelope, _ = chunks(One(torch.zeros(100_000, dtype=torch.uint8)))
+    most = -(-100_000 // 4096) + 64
+    with pytest.raises(WireError, match="the stream ended in part 'value' at"):
+        assembled(envelope, [pb.Chunk(part=0, data=b"\0")] * most)
+    with pytest.raises(WireError, match="too many chunks: expected 1048576 bytes in each"):
+        assembled(envelope, [pb.Chunk(part=0, data=b"\0")] * (most + 1))
+
+
 def test_a_stream_that_ends_early_says_where():
     envelope, whole = chunks(One(torch.zeros(2)))
     whole[0].data = whole[0].data[:5]
