@@ -56,8 +56,7 @@ class StageClock:
 
     def take(self, round_index: int, epoch: int) -> list[PhaseRow]:
         """The rows since the last time; the part that is under way goes on in the next ones."""
-        self._switch(self.phase, self._part, self._awaited)
-        self._measure()
+        self._measure(self._switch(self.phase, self._part, self._awaited))
         for phase, times, start, end in self._open:
             self._add_wait(phase, times, start, end)
         rows = [
@@ -75,8 +74,9 @@ class StageClock:
         self._found, self._open = {}, []
         return rows
 
-    def _switch(self, phase: str, part: Part, awaited: TaskTimes | None) -> None:
-        now = time.monotonic()
+    def _switch(self, phase: str, part: Part, awaited: TaskTimes | None) -> float:
+        # Read side by side: a busy system may take the core away in between.
+        now, by_other_clock = time.monotonic(), time.perf_counter()
         if self._awaited is None:
             self._get(self.phase).parts[self._part] += now - self._since
         elif self._awaited.ended_at is None:
@@ -85,12 +85,12 @@ class StageClock:
             self._add_wait(self.phase, self._awaited, self._since, now)
         self._since, self._part, self._awaited = now, part, awaited
         if phase != self.phase:
-            self._measure()
+            self._measure(by_other_clock)
             self.phase = phase
+        return by_other_clock
 
-    def _measure(self) -> None:
+    def _measure(self, now: float) -> None:
         """Measures how long the phase took since it was entered, by a clock of its own."""
-        now = time.perf_counter()
         self._get(self.phase).seconds += now - self._entered_at
         self._entered_at = now
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,7 +86,8 @@ class Camera:
             try:  # clients last: they live on when their server is killed
                 shutil.copytree(self._out, copy, ignore=shutil.ignore_patterns("clients"))
                 if (self._out / "clients").exists():
-                    shutil.copytree(self._out / "clients", copy / "clients")
+                    with _holding_still(self._out / "clients"):
+                        shutil.copytree(self._out / "clients", copy / "clients")
                 if torn:
                     written = copy / path.relative_to(self._out)
                     os.truncate(written, written.stat().st_size // 2)
@@ -123,6 +126,17 @@ PICKS = {
     "privacy": lambda summary: summary["privacy"],
     "bytes of the method": lambda summary: summary["bytes"]["method"],
 }
+
+
+@contextlib.contextmanager
+def _holding_still(clients: Path) -> Iterator[None]:
+    """Lets no client write to its store: a copy has its files from before a transaction, or from after it."""
+    with contextlib.ExitStack() as stack:
+        for path in clients.glob("*/*/store.db"):
+            db = stack.enter_context(contextlib.closing(sqlite3.connect(path, isolation_level=None)))
+            with contextlib.suppress(sqlite3.OperationalError):  # one that is only being made
+                db.execute("BEGIN IMMEDIATE")
+        yield
 
 
 def _find_path(fd: int) -> Path:
