@@ -36,7 +36,7 @@ def test_long_chaos(tmp_path: Path, programs: Programs, figures: Figures, small:
         seed = SEED + stories
         chaos = Chaos(programs, tmp_path / str(seed), words, seed, TROUBLES)
         chaos.play(draw_moments(seed, rounds), PATIENCE_S)
-        assert_same(chaos.out, undisturbed, chaos.describe())
+        assert_same(chaos.out, undisturbed, chaos.describe(), chaos.num_server_kills)
         print(f"\n{chaos.describe()}")
         shutil.rmtree(tmp_path / str(seed))
         troubles, kills, stories = troubles + chaos.proxy.troubles, kills + chaos.num_kills, stories + 1

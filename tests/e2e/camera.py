@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from tests.e2e.rundir import (
     list_answered,
 )
 
+_CLOCK_STEP_NS = 50_000_000  # of files' times; the kernel's is 10 ms at most
+
 
 class Camera:
     """Copies a run directory as a kill of its server leaves it, around each write of the server.
@@ -38,6 +41,7 @@ class Camera:
     def __init__(self, out: Path, copies: Path) -> None:
         self._out, self._copies = out, copies
         self._lock = threading.Lock()
+        self._last: dict[Path, tuple[os.stat_result, Path, int]] = {}  # their last copies, and when
         self.places: list[str] = []
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
@@ -75,6 +79,32 @@ class Camera:
         self._take("after write", path)
         return written
 
+    def _copy_or_link(self, source: str, target: str) -> str:
+        """Links a file that has not changed to its copy of before: a client's state is large, and most of it is old."""
+        path, found, now = Path(source), os.stat(source), time.time_ns()
+        before, copied, then = self._last.get(path, (None, path, 0))
+        same = before and (before.st_ino, before.st_size, before.st_mtime_ns) == (
+            found.st_ino,
+            found.st_size,
+            found.st_mtime_ns,
+        )
+        # A change within the clock's step after the last copy would have the same time.
+        if same and then - found.st_mtime_ns > _CLOCK_STEP_NS and copied.exists():
+            os.link(copied, target)
+        else:
+            shutil.copy2(source, target)
+            then = now
+        self._last[path] = found, Path(target), then
+        return target
+
+    def take_out(self, number: int) -> Path:
+        """Removes a copy from the others, and gives one that may be changed."""
+        own, copy = self._copies / "own", self._copies / str(number)
+        shutil.rmtree(own, ignore_errors=True)
+        shutil.copytree(copy, own)
+        shutil.rmtree(copy)
+        return own
+
     def _is_servers(self, path: Path) -> bool:
         return path.is_relative_to(self._out) and "clients" not in path.relative_to(self._out).parts
 
@@ -84,13 +114,17 @@ class Camera:
         with self._lock:
             copy = self._copies / str(len(self.places))
             try:  # clients last: they live on when their server is killed
-                shutil.copytree(self._out, copy, ignore=shutil.ignore_patterns("clients"))
+                shutil.copytree(
+                    self._out, copy, ignore=shutil.ignore_patterns("clients"), copy_function=self._copy_or_link
+                )
                 if (self._out / "clients").exists():
                     with _holding_still(self._out / "clients"):
-                        shutil.copytree(self._out / "clients", copy / "clients")
+                        shutil.copytree(self._out / "clients", copy / "clients", copy_function=self._copy_or_link)
                 if torn:
                     written = copy / path.relative_to(self._out)
-                    os.truncate(written, written.stat().st_size // 2)
+                    data = written.read_bytes()
+                    written.unlink()  # it may be a link
+                    written.write_bytes(data[: len(data) // 2])
                 self.places.append(f"{what} {path.relative_to(self._out)}")
             except (OSError, shutil.Error):  # another thread has just removed a file
                 shutil.rmtree(copy, ignore_errors=True)

@@ -29,7 +29,7 @@ def test_a_run_in_which_everything_goes_wrong(tmp_path: Path, programs: Programs
     chaos = Chaos(programs, tmp_path / "chaos", words, SEED, TROUBLES)
     chaos.play(draw_moments(SEED, ROUNDS), PATIENCE_S)
     print(chaos.describe())
-    assert_same(chaos.out, undisturbed, chaos.describe())
+    assert_same(chaos.out, undisturbed, chaos.describe(), chaos.num_server_kills)
     assert undisturbed.summary["privacy"]["epsilon"] is not None
     assert chaos.num_kills == ROUNDS
     assert chaos.proxy.troubles.total() > TROUBLES // 4, chaos.describe()

@@ -69,3 +69,15 @@ def test_it_names_what_is_wrong(
     change(rows)
     (copy.path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert any(said in fault for fault in find_faults(copy)), find_faults(copy)
+
+
+def test_a_question_is_the_clients_alone_only_after_a_kill_of_the_server(finished: RunDir, tmp_path: Path) -> None:
+    copy = RunDir(shutil.copytree(finished.path, tmp_path / "run"))
+    summary = copy.summary
+    summary["ledger_check"]["only_client"] = 1
+    (copy.path / "summary.json").write_text(json.dumps(summary))
+    assert find_faults(copy) == ["ledger_check: 1 only_client"]
+    assert find_faults(copy, num_server_kills=1) == []
+    summary["ledger_check"]["only_client"] = 100
+    (copy.path / "summary.json").write_text(json.dumps(summary))
+    assert find_faults(copy, num_server_kills=1) == ["ledger_check: 100 only_client"]
