@@ -254,7 +254,7 @@ class Assembler:
             raise WireError(f"part '{parts[self._part].name}' got more bytes than its {parts[self._part].size}")
         self._left -= 1
         if self._left < 0:
-            raise WireError(f"a message came in too many chunks: expected {CHUNK_BYTES} bytes in all but a part's last")
+            raise WireError(f"too many chunks: expected {CHUNK_BYTES} bytes in each but a part's last")
         self._hasher.update(data)
         if self._file is None:
             self._buffers[self._part][self._filled : self._filled + len(data)] = data
