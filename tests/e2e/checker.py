@@ -27,7 +27,7 @@ def find_faults(run: RunDir, num_server_kills: int = 0) -> list[str]:
     faults += [f"repeated in privacy.jsonl: {key}" for key in find_repeated_releases(run)]
     faults += [f"privacy.jsonl: {what}" for what in find_broken_links(run)]
     check = run.summary["ledger_check"]
-    allowed = {"only_client": num_server_kills * check["clients"] * _count_rows_of_a_question(run)}
+    allowed = {"only_client": num_server_kills * count_rows_of_questions(run)}
     faults += [
         f"ledger_check: {check[name]} {name}"
         for name in ("missing", "differing", "only_client")
@@ -40,10 +40,11 @@ def find_faults(run: RunDir, num_server_kills: int = 0) -> list[str]:
     return [*faults, *_find_wrong_rounds(run), *find_wrong_counts(run)]
 
 
-def _count_rows_of_a_question(run: RunDir) -> int:
-    """The most rows, one for each kind, that a question has in the ledger."""
+def count_rows_of_questions(run: RunDir) -> int:
+    """The most rows that a question to each client has in the ledger: one for each kind."""
     rows = [row for row in run.ledger if row["direction"] == "down" and row["phase"] != "session"]
-    return max(Counter((row["round"], row["phase"], row["client"], row["attempt"]) for row in rows).values())
+    counts = Counter((row["round"], row["phase"], row["client"], row["attempt"]) for row in rows)
+    return int(run.summary["ledger_check"]["clients"]) * max(counts.values())
 
 
 def _find_wrong_rounds(run: RunDir) -> Iterator[str]:
