@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -118,8 +116,7 @@ class Camera:
                     self._out, copy, ignore=shutil.ignore_patterns("clients"), copy_function=self._copy_or_link
                 )
                 if (self._out / "clients").exists():
-                    with _holding_still(self._out / "clients"):
-                        shutil.copytree(self._out / "clients", copy / "clients", copy_function=self._copy_or_link)
+                    shutil.copytree(self._out / "clients", copy / "clients", copy_function=self._copy_or_link)
                 if torn:
                     written = copy / path.relative_to(self._out)
                     data = written.read_bytes()
@@ -160,17 +157,6 @@ PICKS = {
     "privacy": lambda summary: summary["privacy"],
     "bytes of the method": lambda summary: summary["bytes"]["method"],
 }
-
-
-@contextlib.contextmanager
-def _holding_still(clients: Path) -> Iterator[None]:
-    """Lets no client write to its store: a copy has its files from before a transaction, or from after it."""
-    with contextlib.ExitStack() as stack:
-        for path in clients.glob("*/*/store.db"):
-            db = stack.enter_context(contextlib.closing(sqlite3.connect(path, isolation_level=None)))
-            with contextlib.suppress(sqlite3.OperationalError):  # one that is only being made
-                db.execute("BEGIN IMMEDIATE")
-        yield
 
 
 def _find_path(fd: int) -> Path:
