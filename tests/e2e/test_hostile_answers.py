@@ -169,7 +169,13 @@ def abstain(visitor: Visitor) -> None:
 def play(programs: Programs, folder: Path, visit: Callable[[Visitor], None]) -> tuple[RunDir, str]:
     """A run of honest clients and a visitor; returns its directory and what the server logged."""
     out = RunDir(folder / "run")
-    words = settings(clients=NUM_HONEST + 1, rounds=len(ATTACKS), local_test=0.2, client_eval_every=3)
+    words = settings(
+        clients=NUM_HONEST + 1,
+        rounds=len(ATTACKS),
+        local_test=0.2,
+        client_eval_every=3,
+        limits__heartbeat_s=60,  # the visitor sends none, and waits for the others
+    )
     server = programs.server(out.path, *words)
     address = server.address()
     for client in range(NUM_HONEST):
