@@ -7,16 +7,19 @@ import json
 import re
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from fedrpc import __version__
 from fedrpc.errors import ConfigError, UnknownName
+from fedrpc.own_names import anchor, list_code, resolve_values
+from fedrpc.owncode import check_name
 from fedrpc.registry import AGGREGATORS, METHODS, Registry
 
 _OTHER_NAMES = {  # what other frameworks call our settings
@@ -30,7 +33,8 @@ _OTHER_NAMES = {  # what other frameworks call our settings
 _MAX_MESSAGE_BYTES = 8 << 30
 # Where and how a run is computed, and for how long: what it computes does not depend on them.
 _CIRCUMSTANCES = {"rounds", "parallel", "device", "limits", "link", "shaper", "speed"}
-_LATER = {"availability", "dropout", "select_extra"}
+_LATER = {"availability", "dropout", "select_extra", "norm", "code"}
+_LATER_TRAIN = {"precision", "tf32", "deterministic", "channels_last", "compile"}
 _SERVER_ONLY = {"parallel", "link", "shaper", "speed"}
 
 
@@ -42,22 +46,33 @@ _UNITS = {
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), ser_json_inf_nan="constants")
 
 
 class TrainConfig(_Frozen):
     """How every client trains."""
 
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: float = Field(0.02, gt=0)
-    momentum: float = Field(0.0, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="the clients' optimizer")
+    lr: float = Field(0.02, gt=0, description="the clients' learning rate")
+    momentum: float = Field(0.0, ge=0, lt=1, description="of SGD; it starts from zero in each round")
+    weight_decay: float = Field(0.0, ge=0, description="added to the gradient: this times the weight")
     lr_decay: float = Field(1.0, gt=0, le=1, description="the rate is multiplied by this ...")
     lr_decay_every: int = Field(1, ge=1, description="... every this many rounds ...")
     lr_min: float = Field(0.0, ge=0, description="... down to this")
-    epochs: int = Field(5, ge=0)
-    batch_size: int = Field(10, ge=1)
+    epochs: int = Field(5, ge=0, description="a client's passes over its data in a round")
+    batch_size: int = Field(10, ge=1, description="examples in a step; with DP-SGD, on average")
     threads: int = Field(1, ge=1, description="torch threads of a client")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="what clients train in: bf16 and fp16 by autocast, with weights that stay fp32"
+    )
+    tf32: bool = Field(False, description="on a GPU: round the factors of products to TF32, which is faster")
+    deterministic: bool = Field(True, description="on a GPU: the same bits each time, at some speed")
+    channels_last: bool | None = Field(
+        None, description="images as NHWC in the loop; by default on a GPU with tf32, bf16 or fp16, which profit"
+    )
+    compile: Literal["off", "on", "graphs"] = Field(
+        "off", description="torch.compile of the network that is trained; graphs: also as CUDA graphs, on a GPU"
+    )
 
 
 class DpSgdConfig(_Frozen):
@@ -65,7 +80,9 @@ class DpSgdConfig(_Frozen):
 
     max_grad_norm: float = Field(1.0, gt=0, description="an example's gradient is clipped to this 2-norm")
     noise_multiplier: float | None = Field(None, ge=0, description="the noise's standard deviation over that norm")
-    target_epsilon: float | None = Field(None, gt=0, description="or: noise for this, if in every round")
+    target_epsilon: float | None = Field(
+        None, gt=0, description="instead: the noise with which a client that is in every round spends this"
+    )
 
     @model_validator(mode="after")
     def _one_of_two(self) -> DpSgdConfig:
@@ -77,8 +94,10 @@ class DpSgdConfig(_Frozen):
 class PrivacyConfig(_Frozen):
     """The source of the noise, and the limits of the guarantee."""
 
-    noise: Literal["seeded", "secret"] = "seeded"
-    delta: float = Field(1e-5, gt=0, lt=1)
+    noise: Literal["seeded", "secret"] = Field(
+        "seeded", description="seeded: the same run each time; secret: from the system, as a guarantee needs it"
+    )
+    delta: float = Field(1e-5, gt=0, lt=1, description="the delta of every epsilon")
     epsilon_budget: float | None = Field(None, ge=0, description="a client that would spend more abstains")
     dp_sgd: DpSgdConfig | None = None
 
@@ -94,6 +113,9 @@ class LimitsConfig(_Frozen):
     )
     deliveries: int = Field(10, ge=1, description="how often a task is sent to a client that breaks off before its end")
     absent_s: float = Field(60.0, gt=0, description="how long a phase waits for a client that is not connected")
+    queue_s: float = Field(
+        0.0, ge=0, description="how long a run waits for its first client, before join_s begins; inf: without limit"
+    )
     join_s: float = Field(600.0, gt=0, description="how long a run waits for its clients to join at the start")
     grace_s: float = Field(5.0, gt=0, description="a client whose stream broke is lost after this")
     heartbeat_s: float = Field(10.0, gt=0, description="a client's heartbeat; a stream that misses three is closed")
@@ -102,7 +124,7 @@ class LimitsConfig(_Frozen):
     )
     transfers: int = Field(4, ge=1, description="the number of large transfers at a time, in each direction")
     max_message_bytes: int | None = Field(
-        None, gt=0, description="the largest message; by default 8 GiB, or of an answer what can be expected"
+        None, gt=0, description="the largest message; by default 8 GiB, and of an answer what its question implies"
     )
     byte_budget: int | None = Field(
         None, gt=0, description="the run ends after the round in which the method's own messages pass this: 200MB"
@@ -125,22 +147,25 @@ class LimitsConfig(_Frozen):
 class RunConfig(_Frozen):
     """The whole configuration of a run: the same configuration gives the same run."""
 
-    method: str = "fedavg"
-    dataset: str = "fmnist-mini"
-    partition: str = "iid"
-    model: str = "auto"
-    normalise: Literal["standard", "unit", "symmetric"] = "standard"
+    method: str = Field("fedavg", description="what server and clients do: `fedrpc list methods`, or my_method.py")
+    dataset: str = Field("fmnist-mini", description="the data: `fedrpc list datasets`")
+    partition: str = Field("iid", description="who has which data: `fedrpc list partitions`, such as dirichlet:0.1")
+    model: str = Field("auto", description="the network: `fedrpc list models`, or net.py:Net; auto: by data and method")
+    norm: Literal["group"] | None = Field(None, description="group: GroupNorm in place of the network's BatchNorm")
+    normalise: Literal["standard", "unit", "symmetric"] = Field(
+        "standard", description="inputs by the data set's mean and deviation, from 0 to 1, or from -1 to 1"
+    )
     channels: int | None = Field(None, ge=1, description="use only this many first channels of every example")
-    clients: int = Field(10, ge=1)
+    clients: int = Field(10, ge=1, description="number of clients")
     fraction: float = Field(1.0, gt=0, le=1, description="share of the clients in a round's cohort")
-    rounds: int = Field(10, ge=0)
-    seed: int = Field(0, ge=0)
+    rounds: int = Field(10, ge=0, description="number of rounds; a finished run can go on with more")
+    seed: int = Field(0, ge=0, description="of partition, cohorts, initial model and training")
     train_size: int | None = Field(None, ge=1, description="use a seeded, stratified part of the training set")
     local_test: float = Field(0.0, ge=0, lt=1, description="share of each client's data that is its local test set")
-    eval_every: int = Field(1, ge=1, description="rounds between evaluations on the external test set")
+    eval_every: int = Field(1, ge=1, description="rounds between evaluations on the data set's test set")
     client_eval_every: int = Field(10, ge=1, description="rounds between evaluations on the clients' local test sets")
     feature_eval_every: int = Field(10, ge=1, description="rounds between measurements of the model's features")
-    device: str = "auto"
+    device: str = Field("auto", description="what is computed on: auto, cpu, cuda or cuda:N")
     parallel: int = Field(
         0, ge=0, description="clients that work at a time; 0: no limit, or one per core in `fedrpc run`"
     )
@@ -148,18 +173,23 @@ class RunConfig(_Frozen):
         None, description="clients' links in `fedrpc run`: 4g, 4g:0.7,wifi:0.3, down=20mbit,..., or a CSV file"
     )
     shaper: Literal["proxy", "tun", "netem"] | None = Field(
-        None, description="what shapes the links: a proxy (the default), a forwarder of packets, or the kernel"
+        None, description="what shapes the links: proxy (the default), tun (real packets) or netem (the kernel)"
     )
     speed: str | None = Field(None, description="clients' speeds in `fedrpc run`: 0.5, lognormal:0.5, or a CSV file")
     availability: str | None = Field(
         None, description="who is there in a round: a share such as 0.7, 0.7,stay=5, or a CSV file (client,first,last)"
     )
-    dropout: float | None = Field(None, ge=0, lt=1, description="share of a cohort that is gone for the round")
+    dropout: float | None = Field(None, ge=0, lt=1, description="share of a cohort that drops out of the round")
     select_extra: float | None = Field(
-        None, ge=0, description="ask so many more clients, as a share, and close a round when enough have answered"
+        None,
+        ge=0,
+        description="ask more clients than needed, 0.3 for 30 % more, and close a question when enough answered",
     )
     train: TrainConfig = TrainConfig()
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: dict[str, Any] = Field(default_factory=dict, description="the method's own: `fedrpc list params`")
+    code: dict[str, str] = Field(
+        default_factory=dict, description="your own files by name, with their SHA-256; written by fedrpc: use --import"
+    )
     selection: str = Field("uniform", description="how a round's cohort is chosen")
     aggregators: tuple[str, ...] = Field(("mean",), description="layers of aggregation, in the order in which they act")
     server_optimizer: Literal["none", "sgdm", "adam", "yogi", "adagrad"] = Field(
@@ -193,6 +223,15 @@ class RunConfig(_Frozen):
 
         return normalise_availability(str(value).strip())
 
+    @field_validator("code")
+    @classmethod
+    def _check_code(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, digest in value.items():
+            check_name(name)
+            if not re.fullmatch("[0-9a-f]{64}", digest):
+                raise ValueError(f"expected the SHA-256 of {name} in hex")
+        return dict(sorted(value.items()))
+
     @field_validator("dropout", "select_extra")
     @classmethod
     def _drop_zero(cls, value: float | None) -> float | None:
@@ -213,7 +252,8 @@ class RunConfig(_Frozen):
         """Names the run: SHA-256 of everything that changes the result, as 16 hex digits."""
         content = self.model_dump(exclude=_CIRCUMSTANCES)
         # Settings that came later count only when they are used, so that older runs keep their names.
-        content = {name: value for name, value in content.items() if name not in _LATER or value is not None}
+        content = {name: value for name, value in content.items() if name not in _LATER or value}
+        content["train"] = {name: value for name, value in content["train"].items() if name not in self._unused_train}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -229,7 +269,15 @@ class RunConfig(_Frozen):
     def dump_for_join(self) -> str:
         """The configuration as JSON for the answer to Join, without fields that only the server needs."""
         unsent = dict.fromkeys(_SERVER_ONLY, True) | {name: True for name in _LATER if not getattr(self, name)}
-        return self.model_dump_json(exclude=unsent | {"limits": {"byte_budget"}})
+        return self.model_dump_json(
+            exclude=unsent | {"limits": {"byte_budget", "queue_s"}, "train": self._unused_train}
+        )
+
+    @property
+    def _unused_train(self) -> set[str]:
+        """Later settings of training that have their defaults."""
+        fields = TrainConfig.model_fields
+        return {name for name in _LATER_TRAIN if getattr(self.train, name) == fields[name].default}
 
 
 def parse_size(text: str) -> int:
@@ -242,12 +290,27 @@ def parse_size(text: str) -> int:
 
 
 def build(values: Mapping[str, Any]) -> RunConfig:
-    """Checks values and makes a RunConfig of them; raises ConfigError with one clear line."""
-    config: RunConfig = _name_server_optimizer(_validate(RunConfig, values, "option"))
+    """Checks values and makes a RunConfig of them, which imports own code that they name; raises ConfigError."""
+    config: RunConfig = _name_server_optimizer(_validate(RunConfig, resolve_values(values), "option"))
+    _check_private_training(config)
     params = _validate_params(METHODS, config.method, config.params, "params.")
     # With all defaults written out, so that a default and the same value given explicitly are the same run.
     complete = {"params": params.model_dump(mode="json"), "aggregation": _complete_aggregation(config)}
-    return config.model_copy(update=complete)
+    layers = [AGGREGATORS.find_owner(name) for name in config.layers]
+    needed = list_code(config.method, config.model, layers)
+    return config.model_copy(update=complete | {"code": dict(sorted((needed | config.code).items()))})
+
+
+def _check_private_training(config: RunConfig) -> None:
+    """Raises ConfigError for training whose guarantee would not hold: it is about norms and sums in fp32."""
+    if config.privacy.dp_sgd is None:
+        return
+    rounding = "rounding can leave a clipped gradient longer than max_grad_norm"
+    hooks = "single examples' gradients are taken by hooks, which it does not see"
+    for name, why in (("precision", rounding), ("tf32", rounding), ("compile", hooks)):
+        needed, got = TrainConfig.model_fields[name].default, getattr(config.train, name)
+        if got != needed:
+            raise ConfigError(f"DP-SGD needs train.{name} {needed}, got {got}: {why}; leave one of them out")
 
 
 def _name_server_optimizer(config: RunConfig) -> RunConfig:
@@ -368,10 +431,50 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
+def list_settings(table: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """The names of all settings, as --set and TOML have them, and their fields; a table's by dotted names."""
+    for name, field in table.model_fields.items():
+        kinds = (field.annotation, *typing.get_args(field.annotation))
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        if inner:
+            yield from list_settings(inner, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def read_own_toml(path: Path) -> dict[str, Any]:
+    """The values in a TOML file; paths of own code in it are relative to its folder."""
+    return anchor(read_toml(path), path.absolute().parent)
+
+
+def read_stored(path: Path) -> RunConfig:
+    """The configuration that a run directory holds, to compare with another: its own code is not imported."""
+    values = read_toml(path)
+    try:
+        return build(values)
+    except UnknownName:  # a method or an aggregator that this process does not have
+        stored: RunConfig = _validate(RunConfig, values, "option")
+        return stored
+
+
+def open_run_config(folder: Path) -> RunConfig:
+    """The configuration of a run directory, with its own code imported from the copies there."""
+    return build(read_own_toml(folder / "config.toml"))
+
+
 def list_recipes() -> dict[str, Path]:
     """The paths of the recipes that come with the package, by name."""
-    folder = Path(str(resources.files("fedrpc") / "recipes"))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return _list_files("recipes")
+
+
+def list_experiments() -> dict[str, Path]:
+    """The paths of the papers' experiments that come with the package, by name."""
+    return _list_files("papers")
+
+
+def _list_files(folder: str) -> dict[str, Path]:
+    found = Path(str(resources.files("fedrpc") / folder))
+    return {path.stem: path for path in sorted(found.glob("*.toml"))}
 
 
 def read_recipe(name: str) -> dict[str, Any]:
@@ -416,7 +519,7 @@ def parse_set(items: Iterable[str], option: str = "--set", example: str = "train
 
 def to_toml(config: RunConfig) -> str:
     """The configuration as TOML that gives the same run again; values that are None are left out."""
-    return tomli_w.dumps(_drop_none(config.model_dump(mode="json")))
+    return tomli_w.dumps(_drop_none(config.model_dump(mode="json", exclude=set() if config.code else {"code"})))
 
 
 def _drop_none(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -427,14 +530,15 @@ def _drop_none(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return found
+
+
 def list_differences(old: RunConfig, new: RunConfig) -> list[str]:
     """The settings in which two configurations differ, as readable lines."""
-
-    def flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        out: dict[str, Any] = {}
-        for key, value in values.items():
-            out |= flat(f"{prefix}{key}.", value) if isinstance(value, Mapping) else {prefix + key: value}
-        return out
-
-    one, two = flat("", old.model_dump()), flat("", new.model_dump())
+    one, two = flatten(old.model_dump()), flatten(new.model_dump())
     return [f"{k} {one.get(k)!r} -> {two.get(k)!r}" for k in sorted(one | two) if one.get(k) != two.get(k)]

@@ -29,6 +29,7 @@ from collections.abc import Iterable, Sequence
 from types import FrameType
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_INSTALLED = {"site-packages", "dist-packages"}
 _MAX_MESSAGE = 300  # characters of an exception's message: what comes after them is in the log
 
 
@@ -169,4 +170,6 @@ def _is_own(frame: FrameType, package: str) -> bool:
     name, path = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
     if f"{name}.".startswith(f"{package}."):
         return True
-    return not f"{name}.".startswith("fedrpc.") and not path.startswith(("<", *_LIBRARIES))
+    if f"{name}.".startswith("fedrpc.") or path.startswith(("<", *_LIBRARIES)):
+        return False
+    return not _INSTALLED & set(path.split("/"))  # an environment may see packages of another one

@@ -44,17 +44,17 @@ def set_up(level: str = "info", *, stream: TextIO | None = None, **bound: Any) -
 
 
 class _Patient:
-    """A stream that loses lines rather than to fail: a log on a disk that is full must not end its process."""
+    """A stream that loses lines rather than to fail: a full disk, or a stream that was closed, must end no process."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             self._stream.write(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             self._stream.flush()
 
 

@@ -50,6 +50,13 @@ class Problem:
         if config.model == "auto":
             name = cls.needs_model or models.choose_default(self.dataset.shape, config.dataset)
             config = config.model_copy(update={"model": name})
+        builder = models.MODELS[config.model]
+        is_needed = cls.needs_model == config.model
+        if is_needed and isinstance(builder, models.Architecture) and not builder.fits(self.dataset.shape):
+            raise ConfigError(
+                f"{config.method} needs the network '{config.model}', which takes {builder.takes}, but examples of "
+                f"'{config.dataset}' have shape {self.dataset.shape}; choose another --dataset or another --method"
+            )
         self.config = config
         if missing := [name for name in ("init", "round", "model", "cost") if not cls.overrides(name)]:
             raise ConfigError(f"method '{config.method}' is incomplete: {cls.__name__} lacks {', '.join(missing)}")
@@ -63,8 +70,9 @@ class Problem:
         # payload, without the method's additions, is the one of FedAvg.
         base = self._build_network(self._build_configured)
         self.base_bytes = models.count_payload_bytes(models.read_tensors(base))
-        changed = cls.overrides("network")
-        self._template = self._build_network(lambda: self.method.network(self._build_configured)) if changed else base
+        self._template = base
+        if cls.overrides("network"):
+            self._template = self._build_network(lambda: self.method.network(self._build_configured, self.params))
         self.env = Env(
             params=self.params,
             num_clients=config.clients,
@@ -139,7 +147,8 @@ class Problem:
         return hashlib.sha256(b"".join(half.schema_digest() for half in (self.method, *self.aggregators))).digest()
 
     def _build_configured(self) -> nn.Module:
-        return models.build(self.config.model, self.dataset.shape, self.dataset.num_classes)
+        config = self.config
+        return models.build(config.model, self.dataset.shape, self.dataset.num_classes, norm=config.norm)
 
     def _build_network(self, make: Callable[[], nn.Module], purpose: str = "init") -> nn.Module:
         """Builds a network with initial weights by purpose, prepared for DP-SGD if training is private."""
@@ -199,6 +208,17 @@ class Problem:
         index = np.concatenate([self.split_client_indices(client)[0] for client in range(self.config.clients)])
         return self._read_examples(self.dataset.train, index)
 
+    def load_held_out(self) -> Examples:
+        """The training examples that no client holds: for comparisons only; raises ConfigError if there are none."""
+        held = np.concatenate(self.partition.indices)
+        index = np.setdiff1d(np.arange(len(self.dataset.train.y)), held, assume_unique=True)
+        if not len(index):
+            raise ConfigError(
+                f"clients hold all {len(held)} training examples, but a comparison needs some that nobody has; give a "
+                "smaller train_size"
+            )
+        return self._read_examples(self.dataset.train, index)
+
     def train_oracle(self, epochs: int, device: torch.device, check: Callable[[], None] = lambda: None) -> nn.Module:
         """Trains the configured network, with initial weights of its own, on all clients' data: for comparisons only.
 
@@ -236,6 +256,11 @@ class Problem:
 
     def _read_inputs(self, rows: np.ndarray) -> torch.Tensor:
         return self.dataset.inputs(rows, self.config.normalise)
+
+
+def list_networks(dataset: str, data_dir: Path | None = None) -> list[str]:
+    """The networks that take the examples of a data set."""
+    return models.list_fitting(load(dataset, data_dir).shape)
 
 
 def _unmap_pages(array: np.ndarray) -> None:

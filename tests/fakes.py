@@ -175,12 +175,17 @@ class InMemoryClients:
     Args:
         folder: Where the stores are; the same folder again is the same clients after a restart.
         on_booked: Told of the rows of every message that comes whole, and of its task.
+        device: Where they train.
     """
 
     def __init__(
-        self, problem: Problem, folder: Path, on_booked: Callable[[Rows, str], None] = lambda *_: None
+        self,
+        problem: Problem,
+        folder: Path,
+        on_booked: Callable[[Rows, str], None] = lambda *_: None,
+        device: torch.device = CPU,
     ) -> None:
-        self._problem, self._folder, self.on_booked = problem, folder, on_booked
+        self._problem, self._folder, self.on_booked, self._device = problem, folder, on_booked, device
         self._open: dict[ClientId, tuple[ClientStore, Answerer]] = {}
         self.rows: Rows = {}  # the server's ledger
         self.asked: list[tuple[int, str, int, ClientId]] = []  # (round, phase, step, client)
@@ -192,7 +197,7 @@ class InMemoryClients:
     def _client(self, client: ClientId) -> tuple[ClientStore, Answerer]:
         if client not in self._open:
             store = ClientStore(self._folder / str(client))
-            answerer = Answerer(self._problem, client, store, CPU)
+            answerer = Answerer(self._problem, client, store, self._device)
             self._open[client] = store, answerer
         return self._open[client]
 
@@ -342,16 +347,23 @@ class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]
     Args:
         folder: Keeps the clients' stores; None for a folder that goes with the federation.
         absent: Who does not answer what.
+        device: Where both halves compute.
     """
 
     def __init__(
-        self, problem: Problem, folder: Path | None = None, *, absent: Absent = lambda *_: False, quorum: float = 0.5
+        self,
+        problem: Problem,
+        folder: Path | None = None,
+        *,
+        absent: Absent = lambda *_: False,
+        quorum: float = 0.5,
+        device: torch.device = CPU,
     ) -> None:
         self.problem, self._quorum = problem, quorum
         self.aggregation = {layer.name: layer.init(problem.env) for layer in problem.aggregators}
         self._temporary = tempfile.TemporaryDirectory()
         here = Path(self._temporary.name)
-        self.clients = InMemoryClients(problem, folder or here / "clients")
+        self.clients = InMemoryClients(problem, folder or here / "clients", device=device)
         self._executor = ThreadPoolExecutor(1)
         spool = Spool(here / "spool")
         self.mailbox = InMemoryMailbox(self.clients, spool, absent)
@@ -362,7 +374,7 @@ class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]
             spool,
             work=self._executor,
             io=self._executor,
-            device=CPU,
+            device=device,
             progress=lambda *_: None,
         )
 
@@ -390,7 +402,7 @@ class InMemoryFederation(contextlib.AbstractContextManager["InMemoryFederation"]
         return ServerRound(self.desk, index, everybody, self._quorum, aggregation=self.aggregation)
 
     def _seed_torch(self, index: int) -> None:
-        seed_torch(derive(self.problem.config.seed, "torch", "server", index, self.mailbox.durable))
+        seed_torch(derive(self.problem.config.seed, "torch", "server", index, self.mailbox.durable), self.desk.device)
 
     async def _save(self, rnd: ServerRound, state: Any) -> None:
         self.reach_durable_point()
@@ -445,9 +457,10 @@ def run_in_memory(
     absent: Absent = lambda *_: False,
     quorum: float = 0.5,
     between: Callable[[Any], Any] = lambda state: state,
+    device: torch.device = CPU,
 ) -> Played:
     """Plays a whole run of any method and returns what it came to."""
-    with InMemoryFederation(problem, folder, absent=absent, quorum=quorum) as federation:
+    with InMemoryFederation(problem, folder, absent=absent, quorum=quorum, device=device) as federation:
         return asyncio.run(federation.play(rounds, between))
 
 

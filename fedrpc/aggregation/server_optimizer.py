@@ -39,7 +39,7 @@ class MomentumParams(Params):
     """FedAvgM."""
 
     lr: float = Field(1.0, gt=0, description="server learning rate")
-    momentum: float = Field(0.9, ge=0, lt=1)
+    momentum: float = Field(0.9, ge=0, lt=1, description="share of the last step that is added to the next")
 
 
 class AdaptiveParams(Params):

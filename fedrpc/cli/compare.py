@@ -8,64 +8,75 @@ from typing import Annotated, Any
 import typer
 
 from fedrpc import config
+from fedrpc.cli import complete
 from fedrpc.cli.options import (
+    AllowChangedCode,
     DataDir,
     Hosts,
     LogFormat,
     LogLevel,
     Strict,
+    Tracker,
+    Ui,
     add_run_options,
     announce,
-    collect_options,
     console,
-    read_layers,
-    read_methods,
 )
 from fedrpc.errors import ConfigError
+from fedrpc.launch.values import collect_options, read_layers, read_methods
+from fedrpc.tracking import check_trackers
 
 Folders = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="[DIR...]", help="Finished runs or comparisons to hold side by side; nothing is run."),
+    typer.Argument(
+        metavar="[DIR...]",
+        autocompletion=complete.complete_run,
+        help="Finished runs or comparisons to hold side by side; nothing is run.",
+    ),
 ]
 Methods = Annotated[
     list[str] | None,
     typer.Option(
-        help="The methods, separated by commas, or all; see `fedrpc list methods`. Repeated, it adds up. A recipe of a "
-        "comparison names some itself."
+        autocompletion=complete.complete_methods,
+        help="The methods, separated by commas, or all; see `fedrpc list methods`. May be repeated. Some recipes, such "
+        "as demo, name methods themselves.",
     ),
 ]
 Seeds = Annotated[str | None, typer.Option(help='Run every method with each of these seeds: "0-4", "0,3,7".')]
 Grid = Annotated[
     list[str] | None,
     typer.Option(
+        autocompletion=complete.complete_setting,
         help="Run with each of these values of a setting: params.mu=0.1,1, partition.alpha=0.1,1, "
-        "METHOD.params.NAME=... Repeated, every combination is run."
+        "METHOD.params.NAME=... Repeated, every combination is run.",
     ),
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(min=1, help="Runs at a time, which share the cores: use 1 to measure time. One per four cores."),
+    typer.Option(min=1, help="Runs at a time, one per four cores when not given. They share cores: time with 1."),
 ]
 Target = Annotated[
     list[float] | None,
-    typer.Option(help="An accuracy in percent: tell what it cost in rounds, bytes and seconds. May be repeated."),
+    typer.Option(help="An accuracy in percent: show the rounds, bytes and seconds to reach it. May be repeated."),
 ]
 Whatif = Annotated[
     str | None,
     typer.Option(
-        help="Predict the time over this link, as `fedrpc whatif` does; --link has the runs themselves take that long."
+        autocompletion=complete.complete_link,
+        help="Predict the time over this link, as `fedrpc whatif` does; with --link the runs really take that long.",
     ),
 ]
 SetForSome = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
+        autocompletion=complete.complete_setting,
         help="Any setting, such as --set train.lr=0.1. A parameter params.NAME goes to every method that has it, "
         "METHOD.params.NAME to that method only.",
     ),
 ]
 OutFolder = Annotated[
-    Path | None, typer.Option(help="Holds a run directory for each; runs/compare-<dataset>-<hash> when not given.")
+    Path | None, typer.Option(help="The folder of all run directories; runs/compare-<dataset>-<hash> when not given.")
 ]
 Baseline = Annotated[bool, typer.Option(help="Add FedAvg to the methods, on every network that they run on.")]
 Figures = Annotated[bool, typer.Option("--figures", help="Draw figures for papers, as PDF and SVG.")]
@@ -87,7 +98,10 @@ def compare(
     baseline: Baseline = True,
     hosts: Hosts = None,
     strict: Strict = False,
+    allow_changed_code: AllowChangedCode = False,
+    ui: Ui = False,
     figures: Figures = False,
+    tracker: Tracker = None,
     log_level: LogLevel = "warning",
     log_format: LogFormat = "text",
     **options: Any,
@@ -108,6 +122,7 @@ def compare(
     if bool(folders) == bool(methods):
         got = "both" if folders else "neither"
         raise ConfigError(f"expected --methods to run, or folders of finished runs to compare, got {got}")
+    check_trackers(tracker or ())
     announce("compare", f"a comparison of {', '.join(map(str, folders or methods))}")
     from fedrpc.launch.compare import compare_folders, compare_local
     from fedrpc.launch.plan import Request
@@ -117,10 +132,13 @@ def compare(
         from fedrpc.emulation.conditions import check_links
 
         check_links(whatif)
-    values, shown = collect_options(options), {"strict": strict, "figures": figures}
+    values: dict[str, Any] = collect_options(options)
+    shown: dict[str, Any] = {"strict": strict, "figures": figures}
     if folders:
         goals = Goals(target or (), config.build(values).limits.byte_budget, whatif)
         return compare_folders(folders, out, console, goals, **shown)
     request = Request(methods, baseline, layers, values, set_ or [], seeds or "", grid or [])
     goals = Goals(target or (), link=whatif)
-    compare_local(request, out, data_dir, log_level, console, hosts, jobs=jobs, goals=goals, **shown)
+    how: dict[str, Any] = {"jobs": jobs, "goals": goals, "ui": ui, "allows_changed_code": allow_changed_code}
+    how["trackers"] = tracker or ()
+    compare_local(request, out, data_dir, log_level, console, hosts, **how, **shown)

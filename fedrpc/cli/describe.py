@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
+import re
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedrpc.catalog import PATH, Catalog, Entry, MethodEntry, ModelEntry, Parameter, list_modules, read_catalog
+from fedrpc.errors import ConfigError
+from fedrpc.own_names import list_plain_models
 from fedrpc.registry import AGGREGATORS, METHODS, MODELS
 
 # Input shapes that models' parameters are counted for; a model that is no data set's default takes the first that fits.
@@ -23,6 +27,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "mnist": (1, 28, 28),
     "uci-har": (6, 128),
     "urbansound8k": (1, 64, 128),
+    "a table": (12,),
 }
 CLASSES = 10
 
@@ -45,7 +50,8 @@ def find_aggregators() -> dict[str, Entry]:
 def find_models() -> dict[str, ModelEntry]:
     """Every model."""
     known = read_catalog().models
-    return {name: known.get(name) or describe_model(name, MODELS[name]) for name in MODELS}
+    names = [*MODELS, *list_plain_models()]
+    return {name: known.get(name) or describe_model(name, MODELS[name]) for name in names}
 
 
 # From classes
@@ -100,7 +106,17 @@ def find_reference_shape(name: str) -> tuple[int, ...] | None:
     for dataset, shape in SHAPES.items():
         if BY_DATASET.get(dataset) == name:
             return shape
+    if MODELS.find_owner(name):
+        return next((shape for shape in SHAPES.values() if _can_build(name, shape)), None)
     return next((shape for shape in SHAPES.values() if name in list_fitting(shape)), None)
+
+
+def _can_build(name: str, shape: tuple[int, ...]) -> bool:
+    try:
+        count_parameters(name, shape)
+    except ConfigError:
+        return False
+    return True
 
 
 def count_parameters(name: str, shape: tuple[int, ...]) -> int:
@@ -116,15 +132,31 @@ def count_parameters(name: str, shape: tuple[int, ...]) -> int:
 
 def _describe_params(cls: type[BaseModel]) -> dict[str, Parameter]:
     return {
-        name: Parameter(default=format_default(field), about=field.description or "")
+        name: Parameter(default=format_default(field), about=describe_field(field))
         for name, field in cls.model_fields.items()
     }
 
 
 def format_default(field: FieldInfo) -> str:
-    """The default of a setting, in words."""
+    """The default of a setting, as in TOML but for the quotes around text."""
     value = field.get_default(call_default_factory=True)
+    if isinstance(value, bool | tuple):
+        return json.dumps(value)
     return "none" if value is None else str(value)
+
+
+def describe_field(field: FieldInfo) -> str:
+    """What a setting is, and the values to choose from where the words do not name them all."""
+    about, choices = field.description or "", list(_list_choices(field.annotation))
+    return about if {*choices} <= {*re.findall(r"[\w-]+", about)} else f"{about} ({', '.join(choices)})"
+
+
+def _list_choices(annotation: Any) -> Iterator[str]:
+    if get_origin(annotation) is Literal:
+        yield from map(str, get_args(annotation))
+    else:
+        for each in get_args(annotation):
+            yield from _list_choices(each)
 
 
 # The catalog

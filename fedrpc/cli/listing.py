@@ -5,12 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -25,7 +22,7 @@ from fedrpc.errors import DataError, UnknownName
 from fedrpc.report.table import format_size
 
 
-def _make_table(*columns: str, numbers: Sequence[str] = ()) -> Table:
+def make_table(*columns: str, numbers: Sequence[str] = ()) -> Table:
     """A table whose first column, the name to type, is never broken over lines."""
     table = Table(header_style="bold", show_edge=False, pad_edge=False, box=None, padding=(0, 2, 0, 0))
     for number, name in enumerate(columns):
@@ -51,7 +48,7 @@ def _format_shape(shape: Sequence[int]) -> str:
 
 def list_methods() -> RenderableType:
     """Every method with its paper and what it shares."""
-    table = _make_table("method", "about", "leaves a client")
+    table = make_table("method", "about", "leaves a client")
     for name, method in describe.find_methods().items():
         _add_row(table, name, method.about, describe_sharing(method))
     return table
@@ -66,7 +63,7 @@ def describe_sharing(method: MethodEntry) -> str:
 
 def list_models() -> RenderableType:
     """Every model with its number of parameters for a typical input shape."""
-    table = _make_table("model", "about", "parameters", "samples", "default of", numbers=("parameters",))
+    table = make_table("model", "about", "parameters", "samples", "default of", numbers=("parameters",))
     for name, model in describe.find_models().items():
         count = f"{model.num_parameters:,}" if model.num_parameters is not None else "-"
         shape = _format_shape(model.shape) if model.shape else "-"
@@ -78,12 +75,12 @@ def list_models() -> RenderableType:
 # Data sets
 
 
-GET = "Get one with `fedrpc data prepare NAME --data-dir DIR`."
+GET = "Get one with `fedrpc data prepare NAME --data-dir DIR`, import your own with `fedrpc data import PATH`."
 
 
 def list_datasets() -> RenderableType:
     """Every data set, with its classes and shape if it is installed."""
-    table = _make_table(
+    table = make_table(
         "data set", "here", "classes", "sample", "train", "test", "about", numbers=("classes", "train", "test")
     )
     for line in datasets.list_available():
@@ -104,7 +101,7 @@ def _describe_needs(line: datasets.Listing) -> str:
 
 def list_installed_data(data_dir: Path | None, *, verify: bool) -> RenderableType:
     """Which data sets are installed and where, and what it takes to get the others; `verify` reads every byte."""
-    table = _make_table("data set", "size", "licence", "where it is, or what it takes", numbers=("size",))
+    table = make_table("data set", "size", "licence", "where it is, or what it takes", numbers=("size",))
     for line in datasets.list_available(data_dir):
         if line.where is None:
             about = Text(f"not here; {_describe_needs(line)}", style="dim")
@@ -141,7 +138,7 @@ def _describe_search(data_dir: Path | None) -> str:
 
 def list_partitions() -> RenderableType:
     """Every partition with its syntax and an example."""
-    table = _make_table("partition", "about, how it is written, and an example")
+    table = make_table("partition", "about, how it is written, and an example")
     for name in PARTITIONERS:
         partitioner = PARTITIONERS[name]
         written = write_syntax(name, partitioner)
@@ -173,13 +170,22 @@ def _write_option(parameter: inspect.Parameter, hint: object) -> str:
 
 def list_recipes() -> RenderableType:
     """Every recipe with the comment that it opens with."""
-    table = _make_table("recipe", "what it runs", "about")
+    table = make_table("recipe", "what it runs", "about")
     for name, path in config.list_recipes().items():
         values = config.read_toml(path)
         what = (*values.get("methods", [values.get("method")]), values.get("dataset"), values.get("partition"))
         table.add_row(
             name, ", ".join(str(word) for word in what if word), read_leading_comment(path.read_text(encoding="utf-8"))
         )
+    return table
+
+
+def list_experiments() -> RenderableType:
+    """Every experiment of a paper, and where the paper has it."""
+    table = make_table("experiment", "paper", "about")
+    for name, path in config.list_experiments().items():
+        values = config.read_toml(path)
+        table.add_row(name, f"{values['paper']}: {values['where']}", values["title"])
     return table
 
 
@@ -198,39 +204,25 @@ def read_leading_comment(text: str) -> str:
 
 def list_settings() -> RenderableType:
     """Every setting of a run, as --set and TOML name it."""
-    table = _make_table("setting", "default", "about")
-    for name, field in _flatten(config.RunConfig):
+    table = make_table("setting", "default", "about")
+    for name, field in config.list_settings():
         if name != "params":
-            _add_row(table, name, describe.format_default(field), field.description or "")
+            _add_row(table, name, describe.format_default(field), describe.describe_field(field))
     return Group(table, Text("\nA method has parameters of its own, params.NAME: see `fedrpc list params`."))
 
 
 def list_params() -> RenderableType:
     """Every method's own parameters."""
-    table = _make_table("method", "parameter", "default", "about")
+    table = make_table("method", "parameter", "default", "about")
     for name, method in describe.find_methods().items():
         for key, parameter in method.params.items():
             _add_row(table, name, f"params.{key}", parameter.default, parameter.about)
     return table
 
 
-def _flatten(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """The fields of a configuration; those of its tables by dotted names."""
-    for name, field in cls.model_fields.items():
-        tables = [kind for kind in (field.annotation, *typing.get_args(field.annotation)) if _is_table(kind)]
-        if tables:
-            yield from _flatten(tables[0], f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", field
-
-
-def _is_table(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
 def list_aggregators() -> RenderableType:
     """Every layer of aggregation, with its parameters."""
-    table = _make_table("aggregator or parameter", "default", "about")
+    table = make_table("aggregator or parameter", "default", "about")
     for name, layer in describe.find_aggregators().items():
         _add_row(table, name, "", layer.about)
         for key, each in layer.params.items():

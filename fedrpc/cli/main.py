@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedrpc import __version__
-from fedrpc.cli import compare, deploy, inspect, programs, run, study
+from fedrpc.cli import compare, deploy, gpu_check, inspect, new, paper, programs, run, study, ui
 from fedrpc.cli.options import console
 from fedrpc.process import end_at_once, end_process, exit_code_of
 
@@ -25,7 +25,7 @@ def common(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Federated learning over real gRPC: every byte on a ledger, every release in an account."""
+    """Run and compare federated-learning methods over real gRPC, with every byte and every release accounted for."""
 
 
 def version() -> None:
@@ -36,35 +36,46 @@ def version() -> None:
 app = typer.Typer(
     name="fedrpc",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.callback()(common)
 app.command()(run.run)
 app.command()(compare.compare)
+app.command()(ui.ui)
+app.command()(paper.paper)
 app.command()(study.whatif)
 app.command()(study.audit)
 app.command()(study.privacy)
 app.command("list")(inspect.list_names)
 app.command()(inspect.partition)
 app.command()(study.report)
+app.command()(study.track)
 app.command()(study.synthetic)
 app.command()(study.attack)
 app.command()(deploy.certs)
+app.command()(gpu_check.gpu_check)
 app.command()(version)
 
-data_app = typer.Typer(help="Data sets: what is installed, and how to get the others.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Data sets: what is installed, how to get the others, and how to import your own.", no_args_is_help=True
+)
 data_app.command("list")(inspect.list_data)
 data_app.command("prepare")(inspect.prepare_data)
+data_app.command("import")(inspect.import_data)
 app.add_typer(data_app, name="data")
 
-deploy_app = typer.Typer(help="Runs on Kubernetes.", no_args_is_help=True)
+deploy_app = typer.Typer(help="Run on Kubernetes.", no_args_is_help=True)
 deploy_app.command()(deploy.render)
 app.add_typer(deploy_app, name="deploy")
 
-server_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+new_app = typer.Typer(help="Write a method or a model of your own, with its test.", no_args_is_help=True)
+new_app.command()(new.method)
+new_app.command()(new.model)
+app.add_typer(new_app, name="new")
+
+server_app = typer.Typer(pretty_exceptions_enable=False)
 server_app.command()(programs.server)
-client_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+client_app = typer.Typer(pretty_exceptions_enable=False)
 client_app.command()(programs.client)
 
 

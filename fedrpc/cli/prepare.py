@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -11,7 +13,6 @@ from rich.text import Text
 
 from fedrpc.data import datasets
 from fedrpc.data.prepare import prepare
-from fedrpc.errors import ConfigError
 from fedrpc.report.table import format_size
 
 
@@ -22,9 +23,15 @@ def prepare_with_progress(name: str, data_dir: Path | None, source: Path | None,
         data_dir: Where data sets are; None for the folder that FEDRPC_DATA names.
         source: The publisher's files, if they are downloaded already.
     """
-    folder = data_dir or _environment_folder()
-    if folder is None:
-        raise ConfigError("no folder for the data: give --data-dir DIR, or set FEDRPC_DATA")
+    folder = datasets.find_data_dir(data_dir)
+    with show_progress(name, console) as progress:
+        target = prepare(name, folder, source, progress)
+    console.print(Text(_describe_result(name, folder, target)), soft_wrap=True)
+
+
+@contextmanager
+def show_progress(what: str, console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """Yields a function of step, done and total that shows a bar for each step; none when nothing takes long."""
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     )
@@ -33,15 +40,14 @@ def prepare_with_progress(name: str, data_dir: Path | None, source: Path | None,
     def show(step: str, done: int, total: int) -> None:
         bar.start()
         if step not in tasks:
-            tasks[step] = bar.add_task(f"{name}: {step}", total=total)
+            tasks[step] = bar.add_task(f"{what}: {step}", total=total)
         bar.update(tasks[step], completed=done, total=total)
 
     try:
-        target = prepare(name, folder, source, show)
+        yield show
     finally:
         if tasks:
             bar.stop()
-    console.print(Text(_describe_result(name, folder, target)), soft_wrap=True)
 
 
 def _environment_folder() -> Path | None:

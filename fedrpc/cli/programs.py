@@ -9,28 +9,33 @@ import typer
 
 from fedrpc import config, log
 from fedrpc.cli.options import (
+    AllowChangedCode,
     AllowNewKeys,
     DataDir,
     Device,
+    Import,
     Insecure,
     JoinToken,
     LogFormat,
     LogLevel,
     MaxEpsilon,
     Method,
+    MetricsListen,
     MinClip,
     Out,
     PolicyDelta,
     RequireSecretNoise,
-    add_run_options,
+    StateDir,
+    add_served_options,
     console,
-    merge_values,
+    import_files,
 )
 from fedrpc.errors import ConfigError
+from fedrpc.launch.values import merge_values
 from fedrpc.process import run_async
 
 
-@add_run_options
+@add_served_options
 def server(
     listen: Annotated[str, typer.Option(help="HOST:PORT; port 0 picks a free one.")] = "127.0.0.1:50051",
     method: Method = None,
@@ -47,11 +52,12 @@ def server(
         Path | None, typer.Option(help="Require join tokens of this secret; `fedrpc certs` makes both.")
     ] = None,
     allow_new_keys: AllowNewKeys = False,
+    allow_changed_code: AllowChangedCode = False,
     insecure: Insecure = False,
     health_listen: Annotated[
         str | None, typer.Option(help="HOST:PORT for gRPC health probes only, always in plaintext.")
     ] = None,
-    metrics_listen: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus, always in plaintext.")] = None,
+    metrics_listen: MetricsListen = None,
     reflection: Annotated[
         bool | None, typer.Option(help="Describe the gRPC services to whoever asks; without this, only on loopback.")
     ] = None,
@@ -83,6 +89,7 @@ def server(
         health_listen,
         metrics_listen,
         reflection,
+        allow_changed_code,
         linger,
         when_over=lambda: show_runs([folder], console),
     )
@@ -98,8 +105,9 @@ def client(
     client_ids: Annotated[
         str | None, typer.Option(help="Run many clients in this process, such as 0-999; they train one after another.")
     ] = None,
+    import_: Import = None,
     data_dir: DataDir = None,
-    state_dir: Annotated[Path | None, typer.Option(help="Where each client keeps its store.")] = None,
+    state_dir: StateDir = None,
     device: Device = None,
     tls_ca: Annotated[Path | None, typer.Option(help="The CA of the server's certificate.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="This client's certificate, if the server asks for it.")] = None,
@@ -125,6 +133,7 @@ def client(
     if client_ids is not None and clients_per_pod:
         raise ConfigError("--client-ids and --clients-per-pod both name the clients; give one of them")
     ids = _choose_ids(client_id, client_ids)
+    import_files(import_)
     from fedrpc.client.app import ClientOptions  # with torch
     from fedrpc.client.identity import default_state_dir
     from fedrpc.client.policy import parse_changes
@@ -141,7 +150,6 @@ def client(
         join_token=join_token,
         insecure=insecure,
         wait_s=wait_s,
-        num_sharing=1 if clients_per_pod or client_ids else None,
         policy=parse_changes(max_epsilon, delta, require_secret_noise, min_clip),
     )
     if clients_per_pod:

@@ -28,7 +28,8 @@ class StepDisplay(contextlib.AbstractContextManager["StepDisplay"]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if not self._bar.disable:  # before rich 14.3 a bar that was never shown ends with an empty line
+            self._bar.stop()
 
     def show(self, what: str, number: int, total: int) -> None:
         """Shows that a step begins; a total of 0 means that it is not known yet."""

@@ -1,4 +1,4 @@
-"""`fedrpc report`, `whatif`, `audit`, `privacy`, `synthetic` and `attack`: what can be learned from what runs left."""
+"""`fedrpc report`, `track`, `whatif`, `audit`, `privacy`, `synthetic` and `attack`: what is made of what runs left."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from typing import Annotated
 import typer
 
 from fedrpc import log
-from fedrpc.cli.options import DataDir, FinishedRun, Link, LogFormat, Speed, console
+from fedrpc.cli.complete import complete_run, one_of
+from fedrpc.cli.options import DataDir, FinishedRun, Link, LogFormat, Speed, Tracker, console
 from fedrpc.cli.progress import StepDisplay
+from fedrpc.errors import ConfigError
 
 
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Directories of finished runs or comparisons.")
+        list[Path],
+        typer.Argument(
+            metavar="DIR...", autocompletion=complete_run, help="Directories of finished runs or comparisons."
+        ),
     ],
 ) -> None:
     """Show finished runs and comparisons again: print each one's table and write its page."""
@@ -23,7 +28,21 @@ def report(
     show_finished(folders, console)
 
 
-def audit(run: Annotated[Path, typer.Argument(help="The directory of a finished run.")]) -> None:
+def track(
+    run: Annotated[Path, typer.Argument(metavar="DIR", autocompletion=complete_run, help="A run directory.")],
+    tracker: Tracker = None,
+) -> None:
+    """Log a run to trackers afterwards: the rounds that they lack, and its summary if it is finished."""
+    from fedrpc.tracking.follow import track_run
+
+    for spec in tracker or ():
+        num_rounds = track_run(run, spec)
+        console.print(f"{spec}: {num_rounds} rounds of {run}", highlight=False, soft_wrap=True)
+    if not tracker:
+        raise ConfigError("expected --tracker, such as --tracker tensorboard, got none")
+
+
+def audit(run: FinishedRun) -> None:
     """Check a run's privacy rows against what it did, and recompute every epsilon with a second accountant.
 
     Finds rows that were changed or are missing, and rows that claim less than the configuration makes an answer cost.
@@ -46,14 +65,14 @@ def whatif(
     cores: Annotated[
         int | None, typer.Option(min=1, help="Clients that compute at a time on one machine; the run's when not given.")
     ] = None,
-    target: Annotated[list[float] | None, typer.Option(help="Also the time to this accuracy, in percent.")] = None,
+    target: Annotated[list[float] | None, typer.Option(help="Also show the time to this accuracy, in percent.")] = None,
 ) -> None:
     """Predict how long a finished run takes over other links, without running it again.
 
-    Its bytes and its measured computing are played on a virtual clock, for clients with machines of their own and for
-    clients that share this one.
+    Replays its bytes and its measured computing on a virtual clock: as if each client had a machine of its own, and as
+    if all shared this one.
 
-    Without --link and --speed: those that the run was emulated with, to hold the prediction against the measurement.
+    Without --link and --speed it takes the run's own, so that the prediction can be held against the measurement.
     """
     from fedrpc.emulation.conditions import assign_conditions
     from fedrpc.report.whatif import show_prediction
@@ -69,7 +88,12 @@ def whatif(
 
 def privacy(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A folder of clients' state (--state-dir), or a run directory.")
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            autocompletion=complete_run,
+            help="A folder of clients' state (--state-dir), or a run directory.",
+        ),
     ],
 ) -> None:
     """Show what clients have spent on their data in all their runs, and what their own limits leave them."""
@@ -83,7 +107,7 @@ def synthetic(
     folder: FinishedRun,
     per_class: Annotated[int, typer.Option(min=1, help="Number of inputs made of each class.")] = 64,
     iterations: Annotated[
-        int | None, typer.Option(min=1, help="Of the inversion; the run's own when not given.")
+        int | None, typer.Option(min=1, help="Iterations of the inversion; the run's own when not given.")
     ] = None,
     oracle_epochs: Annotated[int, typer.Option(min=1, help="Epochs of training of the oracle.")] = 5,
     data_dir: DataDir = None,
@@ -110,7 +134,13 @@ def attack(
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of training of the attackers' networks.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same values.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="A first look, with less data and fewer epochs.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; the one the run's clients used.")] = "auto",
+    device: Annotated[
+        str,
+        typer.Option(
+            autocompletion=one_of("auto", "cpu", "cuda"),
+            help="auto, cpu, cuda or cuda:N: give the one that the run's clients used.",
+        ),
+    ] = "auto",
     data_dir: DataDir = None,
     state_dir: Annotated[
         Path | None, typer.Option(help="Where clients that were started by hand kept their stores.")

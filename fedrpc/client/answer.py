@@ -15,6 +15,7 @@ from fedrpc.client.limits import OwnLimits
 from fedrpc.client.machine import Machine
 from fedrpc.client.store import ClientStore, Kept, Transaction
 from fedrpc.client.transport import Task
+from fedrpc.device import give_back_gpu_memory
 from fedrpc.errors import MethodFailed, WireError
 from fedrpc.methods.builtin import BUILTIN, LEDGER, Candidate, ClientEvaluation
 from fedrpc.methods.phases import Phase
@@ -24,6 +25,7 @@ from fedrpc.privacy.ledger import list_releases
 from fedrpc.problem import Problem
 from fedrpc.process import give_back_memory
 from fedrpc.seeds import seed_torch
+from fedrpc.training.batches import RESIDENT
 from fedrpc.wire.codec import Payload, decode, encode
 from fedrpc.wire.envelope import Envelope
 from fedrpc.wire.frames import check_name, serialise_file
@@ -98,6 +100,8 @@ class Answerer:
             # network held 140 MB each. Short answers come in quick succession, and are not worth it.
             del context, body, payload, message
             give_back_memory()
+            RESIDENT.trim(self._device)
+            give_back_gpu_memory(self._device)
         return kept
 
     def _phase(self, name: str) -> Phase[Any, Any]:

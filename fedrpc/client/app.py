@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,16 @@ from fedrpc.client.store import Kept
 from fedrpc.client.timing import AnswerTimer
 from fedrpc.client.transport import Failure, SessionLost, Stream, Task, Transport, Welcome
 from fedrpc.config import RunConfig, parse_join_config
-from fedrpc.device import choose
+from fedrpc.device import (
+    LOST_GPU,
+    choose,
+    describe,
+    explain_full_gpu,
+    explain_nondeterminism,
+    give_back_gpu_memory,
+    label,
+    set_up,
+)
 from fedrpc.errors import (
     Abstained,
     Altered,
@@ -37,6 +46,7 @@ from fedrpc.errors import (
     describe_exception,
     find_place,
 )
+from fedrpc.owncode import check_same
 from fedrpc.privacy.signing import Signer
 from fedrpc.problem import Problem
 from fedrpc.process import allow_open_files, give_back_memory, keep_files_private
@@ -44,7 +54,8 @@ from fedrpc.tls.credentials import ClientTls
 from fedrpc.tls.diagnosis import find_obstacle
 from fedrpc.tls.endpoint import read_pem
 from fedrpc.tls.tokens import read_token
-from fedrpc.wire.envelope import ClientTiming
+from fedrpc.training.batches import RESIDENT
+from fedrpc.wire.envelope import DEVICE_BYTES, ClientTiming
 from fedrpc.wire.frames import MAX_JOINING, check_name
 
 _MAX_BAD_MESSAGES = 5  # in a row: more than that is no transmission error
@@ -59,7 +70,7 @@ class ClientOptions:
     Args:
         client_ids: The clients that it runs.
         join_token: The file with a client's join token; {client} stands for its id.
-        num_sharing: Processes that share this machine's GPUs; as many as the run has clients when None.
+        gpu_share: Of a GPU's memory that the process may take.
         policy: Changes of the clients' own policies.
         speed: How fast it computes, beside this machine.
         cores: Who hands out this machine's cores; None when the process need not wait for one.
@@ -74,16 +85,26 @@ class ClientOptions:
     join_token: str | None = None
     insecure: bool = False
     wait_s: float = 300.0
-    num_sharing: int | None = None
+    gpu_share: float = 1.0
     policy: Mapping[str, Any] = field(default_factory=dict)
     speed: float = 1.0
     cores: str | None = None
 
 
 class ClientApp:
-    """One process."""
+    """One process.
 
-    def __init__(self, options: ClientOptions) -> None:
+    Args:
+        transport: The way to the server; gRPC's by the options when None.
+        start_threads: Starts so many threads of a name.
+    """
+
+    def __init__(
+        self,
+        options: ClientOptions,
+        transport: Transport | None = None,
+        start_threads: Callable[[int, str], ThreadPoolExecutor] = ThreadPoolExecutor,
+    ) -> None:
         self._options = options
         self._log = log.get("client")
         if len(options.client_ids) > 1:
@@ -95,12 +116,12 @@ class ClientApp:
             Member(options.state_dir, client, self._enqueue, signer, token=tokens.get(client), policy=options.policy)
             for client in options.client_ids
         ]
-        self._transport = Transport(options.server, tls=options.tls, insecure=options.insecure)
+        self._transport = transport or Transport(options.server, tls=options.tls, insecure=options.insecure)
         self._machine = Machine(options.speed, options.cores)
         self._known: tuple[Work, RunConfig] | None = None
         self._stream: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
         self._queue: asyncio.Queue[tuple[Member, Task]] = asyncio.Queue()
-        self._thread, self._pool = ThreadPoolExecutor(1, "answer"), ThreadPoolExecutor(1, "io")
+        self._thread, self._pool = start_threads(1, "answer"), start_threads(1, "io")
         self._group = asyncio.TaskGroup()
         self._working: set[asyncio.Task[None]] = set()
         self._opened: dict[Member, None] = {}  # members that are open, the one used longest ago first
@@ -207,7 +228,9 @@ class ClientApp:
             if stream is None:
                 limits = config.limits
                 stream = self._transport.connect(limits.most_bytes, limits.heartbeat_s, self._pool)
-            await stream.attach(welcome.token, config.hash, {member.session: member for member in members})
+            sessions = {member.session: member for member in members}
+            device = label(work.device)[:DEVICE_BYTES].ljust(DEVICE_BYTES)
+            await stream.attach(welcome.token, config.hash, sessions, device)
         assert stream is not None, "a process has at least one client"
         self._stream.set_result(stream)
         self._log.info("joined", run=work.run_id)
@@ -239,6 +262,7 @@ class ClientApp:
                 raise Refused(f"client id {client} is out of range: the run has 0 to {config.clients - 1}")
         for member in self._members:
             member.check_run(config.privacy)
+        check_same(config.code, f"{config.method} on {config.model}")
         torch.set_num_threads(config.train.threads)
         problem = Problem(config, self._options.data_dir)
         for what, ours, theirs in (
@@ -251,9 +275,10 @@ class ClientApp:
                     f"the {what} differs from the server's: expected {theirs[:16]}, got {ours[:16]}; "
                     "install the same fedrpc and prepare the same data on both sides"
                 )
-        sharing = self._options.num_sharing or config.clients
         index = ids[0] // len(ids)  # among processes with as many clients each
-        device = choose(self._options.device or config.device, index, sharing)
+        device = choose(self._options.device or config.device, index, self._options.gpu_share)
+        set_up(device, deterministic=config.train.deterministic, tf32=config.train.tf32)
+        self._log.info("device", **describe(device))
         work = Work(problem, check_name(welcome.run_id), device, self._machine)
         if len(self._members) == 1:
             self._members[0].load(work)
@@ -304,10 +329,20 @@ class ClientApp:
                 del self._opened[other]
 
     async def _answer(self, member: Member, task: Task) -> Kept | Failure:
+        result = await self._try_to_answer(member, task)
+        if self._known and isinstance(result, Failure):
+            # Only now: while an exception is handled, its traceback holds the tensors of the answer that failed.
+            give_back_gpu_memory(self._known[0].device)
+        return result
+
+    async def _try_to_answer(self, member: Member, task: Task) -> Kept | Failure:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, member.answer, task)
         except (Cancelled, DiskFull, Damaged):
             raise  # a reason would not help: without its store this client has no answer to anything
+        except LOST_GPU as error:
+            # The GPU's context is lost with all that is in it: only a new process can compute again.
+            raise Unavailable(f"the GPU failed: {' '.join(str(error).split())[:300]}") from error
         except Abstained as error:
             self._log.warning("abstained", client=member.client, phase=task.envelope.phase, why=str(error))
             return Failure(str(error)[:500], abstained=True)
@@ -328,6 +363,11 @@ class ClientApp:
             return Failure(str(error)[:500], failed=type(error))
         if isinstance(error, FedrpcError) or self._known is None:
             return Failure(f"{type(error).__name__}: {error}"[:500])
+        if isinstance(error, torch.OutOfMemoryError):
+            RESIDENT.give_up()
+            return Failure(explain_full_gpu(error))
+        if "deterministic implementation" in str(error):
+            return Failure(explain_nondeterminism(error), failed=MethodFailed)
         module = type(self._known[0].problem.method).__module__
         mistake = find_place(error, module) and not isinstance(error, _OUT_OF_MEMORY)
         return Failure(describe_exception(error, module), failed=MethodFailed if mistake else None)

@@ -82,7 +82,7 @@ class Member:
         self._store: ClientStore | None = None
         self._answerer: Answerer | None = None
         self._durable = 0
-        self._privacy_held = 0
+        self._privacy_held, self._privacy_own = 0, 0  # rows that the server has, and that this client has charged
         self._open: dict[str, Task] = {}  # tasks that wait, are being answered or submitted
         self._answering: Task | None = None
         self._withdrawn: set[str] = set()
@@ -118,6 +118,7 @@ class Member:
             if adopted:
                 self._log.warning("privacy_chain_adopted", rows=admission.privacy_rows, why="the local store was lost")
                 self._open_spending().raise_to(self.open_store().get_histories())
+            self._privacy_own = self.open_store().num_released()
         self.receive_durable(durable)
 
     @property
@@ -217,6 +218,8 @@ class Member:
             return answerer.answer(task, self.stop)
         finally:
             self.cpu_s += answerer.cpu_s - before
+            assert self._store is not None, "opened before"
+            self._privacy_own = self._store.num_released()
 
     def begin(self, task: Task) -> None:
         """Notes that a task is being answered."""
@@ -244,18 +247,20 @@ class Member:
         self.receive_durable(receipt.durable)
 
     async def _send(self, stream: Stream, task: Task, kept: Kept, timing: ClientTiming) -> Receipt:
-        if is_about_ledger(task):
-            return await stream.send_result(self.session, kept, 0, timing=timing)
-        store, first = self.open_store(), self._privacy_held
-        attempt = store.next_attempt(task.envelope.task_id)
-        return await stream.send_result(self.session, kept, attempt, self._read_rows(store, first), timing)
+        attempt = 0 if is_about_ledger(task) else self.open_store().next_attempt(task.envelope.task_id)
+        return await stream.send_result(self.session, kept, attempt, self._read_rows(), timing)
 
-    def _read_rows(self, store: ClientStore, first: int) -> SignedRows | None:
-        """Reads the privacy rows that the server does not hold yet, and signs the chain up to their end."""
+    def _read_rows(self) -> SignedRows | None:
+        """Reads the privacy rows that the server does not hold yet, and signs the chain up to their end.
+
+        They are those of the answer, and of answers that were charged and then withdrawn before they were sent: so the
+        last answer, to the question for the ledger, may have some, too.
+        """
         assert self._work is not None, "joined before"
-        rows = store.read_privacy_rows(first)
-        if not rows:
+        if (first := self._privacy_held) >= self._privacy_own:
             return None
+        store = self.open_store()
+        rows = store.read_privacy_rows(first)
         count = first + len(rows)
         head = store.read_hash(count - 1)
         return SignedRows(first, rows, self.identity.signer.sign_head(self._work.run_id, self.client, count, head))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -20,14 +21,7 @@ from fedrpc.privacy.ledger import parse_history
 from fedrpc.privacy.mechanisms import Histories, History
 from fedrpc.tls.credentials import ClientTls, channel_credentials
 from fedrpc.wire.codec import Payload
-from fedrpc.wire.envelope import (
-    FAILURE_CODES,
-    ClientTiming,
-    Envelope,
-    build_envelope,
-    build_timing,
-    read_envelope,
-)
+from fedrpc.wire.envelope import FAILURE_CODES, ClientTiming, Envelope, build_envelope, build_timing, read_envelope
 from fedrpc.wire.frames import (
     EMPTY_BODY,
     MAX_MISSED_HEARTBEATS,
@@ -67,10 +61,7 @@ OPTIONS = [
     ("grpc.http2.max_frame_size", 1 << 20),  # 9 bytes a MiB instead of 9 bytes in 16 KiB
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    (
-        "grpc.min_reconnect_backoff_ms",
-        10_000,
-    ),  # gRPC's limit for a connection to open: some round trips, TLS among them
+    ("grpc.min_reconnect_backoff_ms", 10_000),  # for a connection to open: some round trips, TLS among them
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 NO_TIMING = ClientTiming()
@@ -224,14 +215,14 @@ class Transport:
 
     Args:
         address: host:port.
+        channel: A channel within this process, instead of gRPC's.
     """
 
-    def __init__(self, address: str, *, tls: ClientTls | None = None, insecure: bool = False) -> None:
-        creds = channel_credentials(address, tls, insecure)
-        self.address = address
-        self._channel = (
-            grpc.aio.secure_channel(address, creds, OPTIONS) if creds else grpc.aio.insecure_channel(address, OPTIONS)
-        )
+    def __init__(
+        self, address: str, *, tls: ClientTls | None = None, insecure: bool = False, channel: Any = None
+    ) -> None:
+        self.address, self._is_local = address, channel is not None
+        self._channel = channel or _open_channel(address, channel_credentials(address, tls, insecure))
         # Bytes pass through these calls unchanged: an answer is serialised once and sent as often as needed.
         self._greet: Any = self._channel.unary_unary(f"/{SERVICE}/Greet")
         self._join: Any = self._channel.unary_unary(f"/{SERVICE}/Join")
@@ -263,6 +254,8 @@ class Transport:
 
     def connect(self, max_bytes: int, heartbeat_s: float, pool: Executor) -> Stream:
         """Opens the stream; the caller runs it."""
+        if self._is_local:  # stands still as a whole, as in a debugger
+            return Stream(self._connect(), max_bytes, heartbeat_s, pool, self._translate, silence_s=math.inf)
         meter = Meter(int(self.address.rpartition(":")[2]), local=False)
         return Stream(
             self._connect(),
@@ -295,6 +288,10 @@ class Transport:
         await self._channel.close()
 
 
+def _open_channel(address: str, creds: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+    return grpc.aio.secure_channel(address, creds, OPTIONS) if creds else grpc.aio.insecure_channel(address, OPTIONS)
+
+
 class _Sending:
     """A result on its way: what the server says of it."""
 
@@ -320,6 +317,7 @@ class Stream:
         translate: Turns a gRPC error into one of ours.
         count_moved: The bytes that went to and came from the server by the kernel's count, which moves within a frame.
         count_resent: The segments that the kernel had sent again when `count_moved` was last called.
+        silence_s: How long the server may be silent, if not for three heartbeats.
     """
 
     def __init__(
@@ -331,10 +329,13 @@ class Stream:
         translate: Callable[[Any], FedrpcError],
         count_moved: Callable[[], int] = lambda: 0,
         count_resent: Callable[[], int] = lambda: 0,
+        *,
+        silence_s: float | None = None,
     ) -> None:
         self._call, self._max_bytes, self._heartbeat_s, self._pool = call, max_bytes, heartbeat_s, pool
         self._translate, self._count_moved, self._num_moved = translate, count_moved, 0
         self._count_resent = count_resent
+        self._silence_s = MAX_MISSED_HEARTBEATS * heartbeat_s if silence_s is None else silence_s
         self._listeners: dict[int, Listener] = {}
         self._writing, self._sending_large = asyncio.Lock(), asyncio.Lock()
         self._heard_at = time.monotonic()
@@ -342,15 +343,16 @@ class Stream:
         self._download: tuple[Listener, pb.Envelope, Receiver, float] | None = None  # since when it comes
         self.was_useful = False  # whether the server accepted a result
 
-    async def attach(self, token: bytes, config_hash: str, listeners: Mapping[int, Listener]) -> None:
+    async def attach(self, token: bytes, config_hash: str, listeners: Mapping[int, Listener], device: str = "") -> None:
         """Takes the sessions of a Join.
 
         Args:
             config_hash: Of the configuration that the clients train with; the server compares it with its own.
             listeners: By session.
+            device: What they train on, always as long.
         """
         self._listeners |= listeners
-        attach = pb.Attach(token=token, config_hash=config_hash)
+        attach = pb.Attach(token=token, config_hash=config_hash, device=device)
         await self._write(seal_frame(pb.Frame(session=next(iter(listeners)), attach=attach)))
 
     async def run(self) -> str:
@@ -377,8 +379,8 @@ class Stream:
             before, self._num_moved = self._num_moved, self._count_moved()
             if self._num_moved - before >= LEAST_BYTES_S * self._heartbeat_s:
                 self._heard_at = time.monotonic()  # a frame is on its way: on a slow link that takes minutes
-            if time.monotonic() - self._heard_at > (silence_s := MAX_MISSED_HEARTBEATS * self._heartbeat_s):
-                raise Unavailable(f"the server was silent for {silence_s:g} s")
+            if time.monotonic() - self._heard_at > self._silence_s:
+                raise Unavailable(f"the server was silent for {self._silence_s:g} s")
             session = next(iter(self._listeners))
             await self._write(seal_frame(pb.Frame(session=session, heartbeat=pb.Heartbeat())))
 

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedrpc.data import measured
 from fedrpc.data.layout import SPLITS, find_not_finite, hash_array
 from fedrpc.data.origins import DATASETS
-from fedrpc.errors import DataError, UnknownName
+from fedrpc.errors import ConfigError, DataError, UnknownName
 
 if TYPE_CHECKING:
     import torch  # the functions that need it import it: listings do without its two seconds
@@ -182,7 +183,10 @@ def load(name: str, data_dir: Path | None = None) -> DataSet:
     if name not in DATASETS:
         here = [path.name for root in _find_roots(data_dir) for path in _find_folders(root)]
         raise UnknownName(
-            "data set", name, {*DATASETS, *here}, "Your own set is a folder with a meta.json in --data-dir."
+            "data set",
+            name,
+            {*DATASETS, *here},
+            "Your own is in the folder that --data-dir names (`fedrpc data import`).",
         )
     raise DataError(
         f"data set '{name}' is not there: looked for {' and '.join(str(folder / 'meta.json') for folder in looked)}; "
@@ -240,6 +244,24 @@ def list_available(data_dir: Path | None = None) -> list[Listing]:
     return sorted(lines, key=lambda line: (not line.present, line.name))
 
 
+def list_names(data_dir: Path | None = None) -> list[str]:
+    """The names of all known data sets and of every other folder found; nothing is opened."""
+    found = {path.name for root in _find_roots(data_dir) for path in _find_folders(root)}
+    return sorted(found | DATASETS.names)
+
+
+def find_data_dir(data_dir: str | Path | None) -> Path:
+    """The folder that data sets are written to: the given one, or else the one that FEDRPC_DATA names.
+
+    Raises:
+        ConfigError: There is neither.
+    """
+    chosen = data_dir or os.environ.get("FEDRPC_DATA")
+    if not chosen:
+        raise ConfigError("no folder for the data: give --data-dir DIR, or set FEDRPC_DATA")
+    return Path(chosen).expanduser()
+
+
 def _list_folder(folder: Path) -> Listing:
     size_bytes = sum(path.stat().st_size for path in folder.iterdir())
     try:
@@ -279,17 +301,17 @@ def _read_meta(folder: Path, name: str) -> Mapping[str, Any]:
         meta = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise _fault(path, "not readable", "a JSON object", error, name) from error
-    required = ("classes", "shape", "dtype", "scale", "mean", "std", "sha256")
-    missing = [key for key in required if not isinstance(meta, dict) or key not in meta]
-    if missing:
-        raise _fault(path, "keys missing", ", ".join(required), f"no {', '.join(missing)}", name)
-    _check_meta(path, meta, name)
-    return meta  # type: ignore[no-any-return]
+    if not isinstance(meta, dict) or "classes" not in meta:
+        raise _fault(path, "keys missing", "classes, the name of each label", "no classes", name)
+    whole = measured.complete(folder, meta, lambda key: _map_array(folder / f"{key}.npy", name))
+    _check_meta(path, whole, name)
+    return whole
 
 
 def _check_meta(path: Path, meta: Mapping[str, Any], name: str) -> None:
     def is_list(key: str, kind: type | tuple[type, ...]) -> bool:
-        return isinstance(meta[key], list) and bool(meta[key]) and all(isinstance(item, kind) for item in meta[key])
+        values = meta.get(key)
+        return isinstance(values, list) and bool(values) and all(isinstance(item, kind) for item in values)
 
     arrays = [f"{letter}_{split}" for split in SPLITS for letter in "xy"]
     real = (int, float)

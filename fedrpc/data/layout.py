@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,24 +55,46 @@ def write(folder: Path, name: str, raw: Raw, *, licence: str, source: str) -> No
                 f"data set '{name}', x_{split}: expected finite numbers, got NaN or infinity in sample {bad}"
             )
     folder.mkdir(parents=True, exist_ok=True)
-    digests = {}
     for key, values in raw.arrays.items():
         stored = np.ascontiguousarray(values if key.startswith("x_") else np.asarray(values, dtype=np.int64))
         np.save(folder / f"{key}.npy", stored, allow_pickle=False)
-        digests[key] = hash_array(stored)
-    x = raw.arrays["x_train"]
-    mean, std = measure_channels(x, raw.scale)
+    write_meta(folder, name, raw.classes, raw.scale, licence=licence, source=source)
+
+
+def write_meta(
+    folder: Path,
+    name: str,
+    classes: Sequence[str],
+    scale: float,
+    *,
+    licence: str,
+    source: str,
+    standardise: bool = True,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes the meta.json of the arrays that are in `folder`, which are read by memory map.
+
+    Args:
+        standardise: Whether the training set's mean and deviation of each channel are written, by which inputs are
+            standardised when they are read; otherwise 0 and 1, which change nothing.
+        more: Further keys, for people to read.
+    """
+    arrays = {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
+    x = arrays["x_train"]
+    channels = x.shape[1]
+    mean, std = measure_channels(x, scale) if standardise else ([0.0] * channels, [1.0] * channels)
     meta: dict[str, Any] = {
         "name": name,
-        "classes": list(raw.classes),
+        "classes": list(classes),
         "shape": list(x.shape[1:]),
         "dtype": str(x.dtype),
-        "scale": float(raw.scale),
+        "scale": float(scale),
         "mean": mean,
         "std": std,
         "licence": licence,
         "source": source,
-        "sha256": digests,
+        **(more or {}),
+        "sha256": {key: hash_array(values) for key, values in arrays.items()},
     }
     (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedrpc.data import prepare_audio, prepare_har, prepare_images
+from fedrpc.data import prepare_audio, prepare_esc, prepare_har, prepare_images
 from fedrpc.data.layout import Progress, Raw
 from fedrpc.registry import Registry
 
@@ -66,5 +66,14 @@ DATASETS.register("urbansound8k")(
         "the unpacked UrbanSound8K folder (urbansounddataset.weebly.com) as --source",
         71_800_000,
         prepare_audio.make,
+    )
+)
+DATASETS.register("esc10")(
+    Origin(
+        "CC BY 3.0",
+        "ESC-10, Piczak 2015, log-mel in dB + 80; fold 5 is the test set",
+        "the unpacked ESC-50 folder (github.com/karolpiczak/ESC-50) as --source",
+        3_300_000,
+        prepare_esc.make,
     )
 )

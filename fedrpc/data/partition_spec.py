@@ -83,6 +83,14 @@ class Partitioner:
         """The first line of the function's docstring."""
         return (inspect.getdoc(self.assign) or "").split("\n", 1)[0]
 
+    @property
+    def shortest(self) -> str:
+        """The example without the parameters that may be left out, which come last."""
+        name, _, values = self.example.partition(":")
+        parameters = list(inspect.signature(self.assign).parameters.values())[1:]
+        required = sum(parameter.default is parameter.empty for parameter in parameters)
+        return ":".join([name, *([",".join(values.split(",")[:required])] if required else [])])
+
 
 PARTITIONERS: Registry[Partitioner] = Registry("partition", "partitions")
 

@@ -1,6 +1,7 @@
 """The built-in partitioners: iid, shards, multimodal, dirichlet, dirichlet-client, quantity, natural.
 
-Nothing is dropped, except by `multimodal`, whose clients all hold the same number of samples.
+Nothing is dropped, except by `multimodal`, whose clients all hold the same number of samples, and by `shards` with
+`of`, which leaves the shards that nobody drew.
 """
 
 from __future__ import annotations
@@ -30,23 +31,28 @@ def iid(source: Source, stratified: bool = False) -> list[np.ndarray]:
 
 
 @partitioner("shards", example="shards:2,strict")
-def shards(source: Source, z: int, strict: bool = False) -> list[np.ndarray]:
+def shards(source: Source, z: int, strict: bool = False, of: int | None = None) -> list[np.ndarray]:
     """McMahan's shards ("unimodal"): sorted by label, cut in equal shards, z of them to each client.
 
     The sort is stable, so samples of a class stay in the order of the data set. Shards are equal to within one sample,
     and one can straddle two labels. With `strict` each shard has one label, so that a client holds at most z classes;
     shards then are equal within a class only.
+
+    `of` is the number of shards (default: as many as are dealt). With more than are dealt, those that nobody drew are
+    dropped, and some class may have gone to nobody: public codes of FedAvg deal 200 shards to any number of clients.
     """
-    total = source.num_clients * z
+    dealt = source.num_clients * z
+    total = dealt if of is None else of
     require(z >= 1, "shards", "z", "1 or more shards a client", z)
-    require(total <= len(source), "shards", "z", f"at most {len(source) // source.num_clients} shards a client", z)
+    require(dealt <= len(source), "shards", "z", f"at most {len(source) // source.num_clients} shards a client", z)
+    require(dealt <= total <= len(source), "shards", "of", f"{dealt} to {len(source)} shards", total)
     if strict:
         require(total >= len(source.labels), "shards", "z", "a shard or more for each class in all", z)
         pairs = zip(source.members, _count_shards(source.counts, total), strict=True)
         pieces = [piece for member, count in pairs for piece in np.array_split(member, count)]
     else:
         pieces = np.array_split(np.concatenate(source.members), total)
-    order = source.rng("shards").permutation(total).reshape(source.num_clients, z)
+    order = source.rng("shards").permutation(total)[:dealt].reshape(source.num_clients, z)
     return [np.concatenate([pieces[shard] for shard in row]) for row in order]
 
 
@@ -273,7 +279,7 @@ def quantity(source: Source, q: int) -> list[np.ndarray]:
 
 @partitioner("natural", example="natural")
 def natural(source: Source) -> list[np.ndarray]:
-    """By group: one person, speaker or recording a client, in the order of the groups.
+    """By group: a client is a person, speaker or recording, in the order of the groups, or several.
 
     With fewer clients than groups, whole groups are put together: the largest first, each to the client that has the
     fewest samples. Nothing is random.

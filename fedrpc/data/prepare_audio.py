@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,21 +39,16 @@ def make(source: Path | None, cache: Path, progress: Progress, test_folds: Colle
     `test_folds` make the test set: slices of one recording lie in one fold, so whole folds keep them on one side.
     """
     root = _find_root(source)
-    clips = _read_clips(root / "metadata" / "UrbanSound8K.csv")
-    pictures = np.empty((len(clips), 1, BANDS, FRAMES), np.uint8)
-    for done, clip in enumerate(clips):
-        progress("log-mel", done, len(clips))
-        pictures[done, 0] = compute_log_mel(*read_wav(root / "audio" / f"fold{clip['fold']}" / clip["slice_file_name"]))
-    progress("log-mel", len(clips), len(clips))
+    clips = read_clips(root / "metadata" / "UrbanSound8K.csv", COLUMNS)
+    paths = [root / "audio" / f"fold{clip['fold']}" / clip["slice_file_name"] for clip in clips]
     labels, recordings, folds = (np.array([int(clip[key]) for clip in clips]) for key in ("classID", "fsID", "fold"))
-    arrays: dict[str, np.ndarray] = {}
-    for split, chosen in (("train", ~np.isin(folds, list(test_folds))), ("test", np.isin(folds, list(test_folds)))):
-        if not chosen.any():
-            raise DataError(
-                f"urbansound8k: expected clips in the test folds {list(test_folds)} and outside, got none in {split}"
-            )
-        arrays |= {f"x_{split}": pictures[chosen], f"y_{split}": labels[chosen], f"group_{split}": recordings[chosen]}
-    return Raw(arrays, CLASSES, float(RANGE_DB))
+    tested = np.isin(folds, list(test_folds))
+    if tested.all() or not tested.any():
+        raise DataError(
+            f"urbansound8k: expected clips in the test folds {list(test_folds)} and outside, got only one of the two"
+        )
+    values = {"x": make_pictures(paths, SECONDS, progress), "y": labels, "group": recordings}
+    return Raw(split_arrays(values, tested), CLASSES, float(RANGE_DB))
 
 
 def _find_root(source: Path | None) -> Path:
@@ -70,33 +65,52 @@ def _find_root(source: Path | None) -> Path:
     )
 
 
-def _read_clips(path: Path) -> list[dict[str, str]]:
+def read_clips(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a publisher's table; raises DataError if it has no such columns."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    if not rows or not set(COLUMNS) <= set(rows[0]):
+    if not rows or not set(columns) <= set(rows[0]):
         raise DataError(
-            f"{path}: expected the columns {', '.join(COLUMNS)}, got {', '.join(rows[0]) if rows else 'nothing'}"
+            f"{path}: expected the columns {', '.join(columns)}, got {', '.join(rows[0]) if rows else 'nothing'}"
         )
     return rows
 
 
-def compute_log_mel(wave: np.ndarray, rate: int) -> np.ndarray:
+def split_arrays(values: Mapping[str, np.ndarray], tested: np.ndarray) -> dict[str, np.ndarray]:
+    """Each array as two, x_train and x_test."""
+    halves = (("train", ~tested), ("test", tested))
+    return {f"{name}_{half}": value[chosen] for half, chosen in halves for name, value in values.items()}
+
+
+def make_pictures(paths: Sequence[Path], seconds: float, progress: Progress) -> np.ndarray:
+    """Log-mel of WAV files as (N, 1, 64, 128) uint8."""
+    pictures = np.empty((len(paths), 1, BANDS, FRAMES), np.uint8)
+    for done, path in enumerate(paths):
+        progress("log-mel", done, len(paths))
+        pictures[done, 0] = compute_log_mel(*read_wav(path), seconds=seconds)
+    progress("log-mel", len(paths), len(paths))
+    return pictures
+
+
+def compute_log_mel(wave: np.ndarray, rate: int, out_rate: int = RATE, seconds: float = SECONDS) -> np.ndarray:
     """A clip as uint8 (64 mel bands, 128 frames): 80 at its maximum, 1 less for each dB below it, 0 from -80 dB on.
 
     Args:
         wave: Samples, or samples by channels, in [-1, 1].
         rate: Samples a second.
+        out_rate: The rate to which the clip is resampled first; the highest band ends at half of it.
+        seconds: The length to which the clip is cut or filled with silence.
     """
     mono = wave.mean(axis=1) if wave.ndim == 2 else wave
-    length = RATE * SECONDS
-    mono = resample(mono, rate, RATE)[:length]
+    length = round(out_rate * seconds)
+    mono = resample(mono, rate, out_rate)[:length]
     mono = np.pad(mono, (0, length - len(mono)))
     hop = math.ceil(length / FRAMES)
     padded = np.pad(mono, WINDOW // 2, mode="reflect")
     padded = np.pad(padded, (0, max(0, (FRAMES - 1) * hop + WINDOW - len(padded))))
     frames = sliding_window_view(padded, WINDOW)[::hop][:FRAMES]
     power = np.abs(np.fft.rfft(frames * np.hanning(WINDOW + 1)[:-1], axis=1)) ** 2
-    db = 10.0 * np.log10(np.maximum(_make_mel_filters() @ power.T, 1e-10))
+    db = 10.0 * np.log10(np.maximum(_make_mel_filters(out_rate) @ power.T, 1e-10))
     levels = np.round(np.clip(db - db.max() + RANGE_DB, 0, RANGE_DB) * (255 / RANGE_DB))
     # Rounded to 8 bits first, so that the result equals that of features stored as 0..255.
     picture: np.ndarray = np.round(levels * (RANGE_DB / 255)).astype(np.uint8)
@@ -104,11 +118,11 @@ def compute_log_mel(wave: np.ndarray, rate: int) -> np.ndarray:
 
 
 @functools.cache
-def _make_mel_filters() -> np.ndarray:
+def _make_mel_filters(rate: int) -> np.ndarray:
     """Triangles on the HTK mel scale from 0 to half the rate, each of unit area."""
-    top = 2595.0 * math.log10(1.0 + RATE / 2 / 700.0)
+    top = 2595.0 * math.log10(1.0 + rate / 2 / 700.0)
     edge = 700.0 * (10.0 ** (np.linspace(0.0, top, BANDS + 2) / 2595.0) - 1.0)
-    frequency = np.arange(WINDOW // 2 + 1) * RATE / WINDOW
+    frequency = np.arange(WINDOW // 2 + 1) * rate / WINDOW
     rising = (frequency - edge[:-2, None]) / (edge[1:-1] - edge[:-2])[:, None]
     falling = (edge[2:, None] - frequency) / (edge[2:] - edge[1:-1])[:, None]
     return np.maximum(0.0, np.minimum(rising, falling)) * (2.0 / (edge[2:] - edge[:-2]))[:, None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fedrpc.deploy import shape
+from fedrpc.deploy import code, shape
 from fedrpc.deploy.shape import Deployment, Manifest, mount
 from fedrpc.errors import ConfigError
 
@@ -31,12 +31,17 @@ def _estimate_state(deployment: Deployment) -> int:
 
 
 def _job(deployment: Deployment, checksum: str) -> Manifest:
+    # Kueue suspends a Job with this label when it is created, and owns `suspend` from then on: with the field here,
+    # applying the same manifests again would suspend a Job that it has admitted.
+    queue = {shape.QUEUE_LABEL: deployment.queue} if deployment.queue else {}
+    metadata = deployment.metadata(deployment.client_name, "client")
     kept = deployment.state_pvc
     volume = shape.claim("state", kept) if kept else shape.scratch("state", f"{_estimate_state(deployment)}Gi")
+    volumes = [volume, *([code.make_volume(deployment)] if deployment.config.code else [])]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": deployment.metadata(deployment.client_name, "client"),
+        "metadata": metadata | {"labels": metadata["labels"] | queue},
         "spec": {
             "completionMode": "Indexed",
             "completions": deployment.num_pods,
@@ -45,7 +50,7 @@ def _job(deployment: Deployment, checksum: str) -> Manifest:
             "maxFailedIndexes": deployment.num_pods - deployment.num_pods_needed,
             "podReplacementPolicy": "Failed",  # only once the old pod has ended, or its clients would exist twice
             "podFailurePolicy": {"rules": _rules()},
-            "template": shape.pod(deployment, "client", checksum, _pod(deployment), [volume]),
+            "template": shape.pod(deployment, "client", checksum, _pod(deployment), volumes),
         },
     }
 
@@ -79,7 +84,11 @@ def _pod(deployment: Deployment) -> dict[str, Any]:
     ]
     if deployment.clients_per_pod > 1:
         args += [f"--clients-per-pod={deployment.clients_per_pod}", f"--clients={deployment.config.clients}"]
-    main = shape.container(deployment, "client", args, [mount("state", shape.STATE_DIR)]) | {
+    mounts = [mount("state", shape.STATE_DIR)]
+    if deployment.config.code:
+        args += code.list_imports(deployment)
+        mounts.append(mount("config", shape.CONFIG_DIR, read_only=True))
+    main = shape.container(deployment, "client", args, mounts) | {
         "resources": shape.resources(deployment.cpu_of_clients, deployment.memory_of_clients)
     }
     return {

@@ -10,13 +10,13 @@ import yaml
 
 from fedrpc import config as settings
 from fedrpc.config import RunConfig
-from fedrpc.deploy import clients, server, shape
+from fedrpc.deploy import clients, code, server, shape
 from fedrpc.deploy.shape import Deployment, Manifest
 
 
-def configuration(values: Mapping[str, Any]) -> RunConfig:
-    """The run's configuration, with longer limits by default than on one machine."""
-    config = settings.build(settings.merge(shape.PATIENT, values))
+def configuration(values: Mapping[str, Any], *, queued: bool = False) -> RunConfig:
+    """The run's configuration, with longer limits by default than on one machine, and none while a queue has it."""
+    config = settings.build(settings.merge(shape.PATIENT, shape.QUEUED if queued else {}, values))
     settings.refuse_emulation(config, "a cluster")
     return config
 
@@ -29,7 +29,7 @@ def render_run(values: Mapping[str, Any], placement: Mapping[str, Any]) -> str:
         placement: The fields of Deployment by name; None takes the default.
     """
     chosen = {name: value for name, value in placement.items() if value is not None}
-    return render(Deployment(config=configuration(values), **chosen))
+    return render(Deployment(config=configuration(values, queued="queue" in chosen), **chosen))
 
 
 def manifests(deployment: Deployment) -> list[Manifest]:
@@ -46,7 +46,7 @@ def manifests(deployment: Deployment) -> list[Manifest]:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": deployment.metadata(f"{deployment.name}-config", "run"),
-        "data": {"run.toml": toml},
+        "data": {"run.toml": toml} | code.read_files(deployment),
     }
     return [
         account,
@@ -80,10 +80,11 @@ def render(deployment: Deployment) -> str:
 
 def _list_commands(deployment: Deployment) -> list[str]:
     run, there = deployment.config, f" -n {deployment.namespace}" if deployment.namespace else ""
+    patience = "168h" if deployment.queue else "24h"
     return [
         f"{run.method} on {run.dataset}, {run.rounds} rounds, {run.clients} clients. With this text in run.yaml:",
         f"  kubectl{there} apply -f run.yaml",
-        f"  kubectl{there} wait --for=condition=complete --timeout=24h job/{deployment.client_name}",
+        f"  kubectl{there} wait --for=condition=complete --timeout={patience} job/{deployment.client_name}",
         f"  kubectl{there} cp {deployment.server_name}-0:{deployment.out} result",
         f"To end: kubectl{there} delete -f run.yaml, which keeps the volume with the run directory.",
     ]

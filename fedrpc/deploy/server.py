@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedrpc.deploy import shape
+from fedrpc.deploy import code, shape
 from fedrpc.deploy.shape import Deployment, Manifest, mount
 
 
@@ -35,7 +35,7 @@ def _service(deployment: Deployment) -> Manifest:
 
 
 def _stateful_set(deployment: Deployment, checksum: str) -> Manifest:
-    volume = {"name": "config", "configMap": {"name": f"{deployment.name}-config"}}
+    volume = code.make_volume(deployment, "run.toml")
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",

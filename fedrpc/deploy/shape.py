@@ -22,6 +22,10 @@ USER = 10001  # any other works as well: the image assumes none
 
 # Longer limits than on one machine: to evict, schedule and start a pod takes minutes.
 PATIENT = {"limits": {"join_s": 1800.0, "absent_s": 600.0}}
+# A cluster's queue may hold the clients' Job for days. All pods are admitted together, so join_s still begins when
+# the first client has come.
+QUEUED = {"limits": {"queue_s": math.inf}}
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 WAIT_S = 3600  # long, since a client that gives up is replaced by a pod without its store
 
 # Measured sizes with a margin; deploy/README.md has both.
@@ -30,6 +34,7 @@ POD_MIB, CLIENT_MIB = 768, 0.1  # for a pod, and for each client beyond the firs
 IDLE_CPU = 0.02  # cores for a pod that waits: it uses less, but needs this to start
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+_QUEUE = re.compile(r"(?=.{1,63}$)[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
 
 
@@ -42,6 +47,7 @@ class Deployment:
         name: The prefix of all objects' names; runs at the same time in one namespace need different ones.
         namespace: None for kubectl's current one.
         clients_per_pod: The number of clients in each pod; they share one process and train one after another.
+        queue: The LocalQueue of Kueue that admits the clients' Job; None starts it at once.
         data_pvc: A claim with prepared data sets, mounted read-only by every pod.
         state_pvc: A claim that all pods can write, for clients' stores; None keeps them in each pod.
         storage: The size of the claim for run directories.
@@ -56,6 +62,7 @@ class Deployment:
     name: str = "fedrpc"
     namespace: str | None = None
     clients_per_pod: int = 1
+    queue: str | None = None
     data_pvc: str | None = None
     state_pvc: str | None = None
     storage: str = "10Gi"
@@ -68,6 +75,8 @@ class Deployment:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"--name takes at most 40 of a-z, 0-9 and -, the first a letter, got '{self.name}'")
+        if self.queue is not None and not _QUEUE.fullmatch(self.queue):
+            raise ConfigError(f"--queue takes the name of a LocalQueue, such as user-queue, got '{self.queue}'")
         for option in ("storage", "server_memory", "server_cpu", "client_memory", "client_cpu"):
             value = getattr(self, option)
             if value is not None and not _QUANTITY.fullmatch(value):

@@ -1,7 +1,8 @@
-"""Shows the progress of a comparison: a line for each run and a bar for each that is under way, or else log lines."""
+"""Shows the progress of a comparison, with the time left: bars for all and for runs under way, or log lines."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,13 +11,17 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from fedrpc import log
+from fedrpc.launch.pace import Pace
 from fedrpc.launch.plan import Planned
 from fedrpc.launch.progress import LogWatcher
 from fedrpc.registry import METHODS
 from fedrpc.report.comparison_words import RAW
 from fedrpc.report.table import format_size
+from fedrpc.report.words import format_duration
 
 _WARNINGS = ("failed", "refused")
+_OVER = (*_WARNINGS, "finished_already")
+LINE_EVERY_S = 60.0  # between two lines of a log that say how far all runs are
 
 
 def _list_places(runs: Sequence[Planned]) -> dict[str, str]:
@@ -36,15 +41,22 @@ class _RunLog(LogWatcher):
 
 
 class LogDisplay:
-    """Logs what happens, a line each."""
+    """Logs what happens, a line each, and once a minute how far all runs are.
 
-    def __init__(self, runs: Sequence[Planned]) -> None:
-        self._places = _list_places(runs)
+    Args:
+        jobs: How many runs are under way at a time.
+    """
+
+    def __init__(self, runs: Sequence[Planned], jobs: int = 1, now: Callable[[], float] = time.monotonic) -> None:
+        self._places, self._pace = _list_places(runs), Pace(runs, jobs)
         self._watchers = {run.label: _RunLog(run) for run in runs}
+        self._now, self._told_at = now, now()
 
     def announce(self, run: Planned, event: str, **values: Any) -> None:
         """Logs one line about a run."""
         self._bind(run)
+        if event in _OVER:
+            self._pace.end(run)
         logger, place = log.get("compare"), self._places[run.label]
         say = logger.warning if event in _WARNINGS else logger.info
         if log.is_json():
@@ -55,6 +67,7 @@ class LogDisplay:
     def event(self, run: Planned, name: str, values: dict[str, Any]) -> None:
         """Logs a round."""
         self._bind(run)
+        self._pace.event(run, name, values)
         self._watchers[run.label].event(name, values)
 
     def _bind(self, run: Planned) -> None:
@@ -63,23 +76,36 @@ class LogDisplay:
             log.set_up("info", role="compare", method=run.cell.method, run=run.label)
 
     def end(self, run: Planned) -> None:
-        """Nothing: its last line was logged."""
+        """Counts it: its last line was logged."""
+        self._pace.end(run)
 
     def refresh(self) -> None:
-        """Nothing: lines are written when they come."""
+        """Logs how far all runs are, when it is time."""
+        if self._now() - self._told_at < LINE_EVERY_S:
+            return
+        self._told_at = self._now()
+        if log.is_json():
+            log.set_up("info", role="compare", method=None, run=None)
+            left = self._pace.estimate_seconds()
+            log.get("compare").info("pace", done=self._pace.num_done, of=self._pace.num_rounds, seconds_left=left)
+        else:
+            log.get("compare").info(self._pace.describe())
 
     def close(self) -> None:
         """Nothing is left to do."""
 
 
 class LiveDisplay:
-    """Prints a line when a run starts or fails, and draws a bar for each run that is under way.
+    """Prints a line when a run starts or fails, and draws a bar for each run that is under way, and one for all.
 
     It is drawn from the loop that watches the runs, since a process with a thread that draws must not fork.
+
+    Args:
+        jobs: How many runs are under way at a time.
     """
 
-    def __init__(self, console: Console, runs: Sequence[Planned]) -> None:
-        self._console, self._places = console, _list_places(runs)
+    def __init__(self, console: Console, runs: Sequence[Planned], jobs: int = 1) -> None:
+        self._console, self._places, self._pace = console, _list_places(runs), Pace(runs, jobs)
         self._bars = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -94,17 +120,25 @@ class LiveDisplay:
             transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._whole = self._bars.add_task(
+            self._pace.describe_runs(), total=self._pace.num_rounds, accuracy="", traffic=""
+        )
         self._bars.start()
 
     def announce(self, run: Planned, event: str, **values: Any) -> None:
         """Prints one line about a run."""
+        if event in _OVER:
+            self._pace.end(run)
+            self._draw_whole()
         details = "".join(f": {value}" for value in values.values())
         mark = f" ({RAW})" if METHODS[run.cell.method].shares_raw_data else ""
         name = f"{self._places[run.label]} {run.label}{mark} "
         self._console.print(Text.assemble((name, "bold"), event.replace("_", " "), details), soft_wrap=True)
 
     def event(self, run: Planned, name: str, values: dict[str, Any]) -> None:
-        """Updates the run's bar."""
+        """Updates the run's bar, and that of all."""
+        self._pace.event(run, name, values)
+        self._draw_whole()
         if run.label not in self._tasks:
             self._tasks[run.label] = self._bars.add_task(run.label, total=run.config.rounds, accuracy="", traffic="")
         task = self._tasks[run.label]
@@ -125,6 +159,8 @@ class LiveDisplay:
 
     def end(self, run: Planned) -> None:
         """Removes the run's bar; its last values stay as a line."""
+        self._pace.end(run)
+        self._draw_whole()
         task = self._tasks.pop(run.label, None)
         if task is None:
             return
@@ -132,6 +168,12 @@ class LiveDisplay:
         words = " ".join(filter(None, [state.fields["accuracy"], state.fields["traffic"]]))
         self._bars.remove_task(task)
         self._console.print(f"  {run.label}: {state.completed:.0f} rounds {words}", highlight=False)
+
+    def _draw_whole(self) -> None:
+        left = self._pace.estimate_seconds()
+        told = "" if left is None else f"about {format_duration(left)} left"
+        runs = self._pace.describe_runs()
+        self._bars.update(self._whole, description=runs, completed=self._pace.num_done, traffic=told)
 
     def refresh(self) -> None:
         """Draws the bars."""

@@ -119,7 +119,7 @@ def run_logged_client(options: dict[str, Any]) -> None:
         client_ids=clients,
         state_dir=Path(options["state_dir"]),
         data_dir=Path(data_dir) if data_dir else None,
-        num_sharing=options["num_processes"],
+        gpu_share=options["gpu_share"],
         insecure=bool(options["link"] or options["packets"]),  # it leads to this machine, over a device of its own
         speed=options["speed"],
         cores=options["cores"],

@@ -18,8 +18,11 @@ from fedrpc.errors import ConfigError, FedrpcError
 from fedrpc.launch.launcher import Launcher, LocalRun, Watcher
 from fedrpc.launch.plan import Planned
 from fedrpc.launch.processes import decode_status, fork, preload, terminate, wait_or_kill
+from fedrpc.launch.trackers import tracking
+from fedrpc.launch.usage import note_usage
 from fedrpc.process import Stopped, exit_code_of, raise_stopped
 from fedrpc.report.page import write_page
+from fedrpc.server.checkpoint import count_durable_rounds
 from fedrpc.server.run import check_config, is_complete
 from fedrpc.study.cells import Failure
 
@@ -53,6 +56,8 @@ class Workshop:
         log_level: Of all processes.
         num_hosts: The processes among which the clients of a run are divided; None for a process for each client.
         jobs: How many runs are under way at a time.
+        allows_changed_code: Whether runs go on although the user's own code was changed.
+        trackers: What else is told of every run.
     """
 
     folder: Path
@@ -60,12 +65,14 @@ class Workshop:
     log_level: str
     num_hosts: int | None = None
     jobs: int = 1
+    allows_changed_code: bool = False
+    trackers: Sequence[str] = ()
 
     def open_run(self, planned: Planned) -> LocalRun:
         """A cell as a run on this machine; the runs that are under way share the cores."""
-        parallel = planned.config.parallel or max(1, (os.cpu_count() or 1) // self.jobs)
-        config = planned.config.model_copy(update={"parallel": parallel})
-        return LocalRun(config, self.folder / planned.cell.run, self.data_dir, self.log_level, self.num_hosts)
+        out = self.folder / planned.cell.run
+        changed = self.allows_changed_code
+        return LocalRun(planned.config, out, self.data_dir, self.log_level, self.num_hosts, changed, num_runs=self.jobs)
 
 
 def choose_jobs(num_cells: int, cores: int | None = None) -> int:
@@ -94,7 +101,6 @@ class _Job:
     reader: int
     log_path: Path
     log_start: int
-    rounds_done: int = 0
     buffer: bytes = b""
     events: list[dict[str, Any]] = field(default_factory=list)
 
@@ -173,13 +179,16 @@ class _Crew:
             raise
 
     def describe_stop(self, total: int) -> str:
-        """Where a signal stopped the comparison, and how to go on."""
-        where = [
-            f"{job.planned.label} after {job.rounds_done} of {job.planned.config.rounds} rounds" for job in self._busy
-        ]
+        """Where a signal stopped the comparison, once its processes have ended, and how to go on."""
+        where = [self._describe_place(job.planned) for job in self._busy]
         left = len(self._busy) + len(self._waiting)
         under_way = f" in {', '.join(where)}" if where else ""
         return f"stopped{under_way}; {left} of {total} runs are left: the same command again goes on from there"
+
+    def _describe_place(self, planned: Planned) -> str:
+        # By the checkpoint, not by events: that of a round comes later, when it is evaluated beside the next one.
+        done = count_durable_rounds(self._workshop.open_run(planned).out / "checkpoints")
+        return f"{planned.label} after {min(done, planned.config.rounds)} of {planned.config.rounds} rounds"
 
     def _start(self, planned: Planned) -> None:
         run = self._workshop.open_run(planned)
@@ -190,7 +199,7 @@ class _Crew:
         os.set_blocking(reader, False)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or the child would write what they hold a second time
-        pid = fork(lambda: _work(run, log_path, writer))
+        pid = fork(lambda: _work(run, log_path, writer, self._workshop.trackers))
         os.close(writer)
         self._busy.append(_Job(planned, pid, reader, log_path, size))
 
@@ -201,8 +210,6 @@ class _Crew:
             job.read()
             for event in job.events:
                 name = event.pop("event")
-                if name in ("round_finished", "resumed"):
-                    job.rounds_done = event["round"] + 1
                 self._display.event(job.planned, name, event)
             if ended:
                 self._busy.remove(job)
@@ -221,19 +228,22 @@ class _Crew:
                 job.log_path.unlink()
 
 
-def _work(run: LocalRun, log_path: Path, writer: int) -> int:
+def _work(run: LocalRun, log_path: Path, writer: int, trackers: Sequence[str]) -> int:
     """What a child does: one run, with standard error in a log, so that the reason of a failure can be read there."""
     with log_path.open("ab") as file:
         os.dup2(file.fileno(), 2)
 
     def play() -> None:
-        Launcher(run, _PipeWatcher(writer)).run()
-        write_page(run.out)
+        with tracking(trackers, run.out):
+            Launcher(run, PipeWatcher(writer)).run()
+            write_page(run.out)
 
-    return exit_code_of(play)
+    code = exit_code_of(play)
+    note_usage(run.out)
+    return code
 
 
-class _PipeWatcher(Watcher):
+class PipeWatcher(Watcher):
     """Passes the plain values of events on."""
 
     def __init__(self, writer: int) -> None:
@@ -281,7 +291,7 @@ def find_refused(runs: Sequence[Planned], workshop: Workshop) -> dict[Path, str]
 def is_finished(run: LocalRun) -> bool:
     """Whether the run directory holds this run with all its rounds; the launcher handles everything else."""
     try:
-        stored = settings.build(settings.read_toml(run.out / "config.toml"))
+        stored = settings.read_stored(run.out / "config.toml")
         summary = json.loads((run.out / "summary.json").read_text())
         # The stored configuration has the name that "auto" stood for, which follows from data set and method.
         wanted = run.config.model_copy(update={"model": stored.model} if run.config.model == "auto" else {})

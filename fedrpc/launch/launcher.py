@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from fedrpc.errors import ConfigError, DiskFull, FedrpcError, MethodFailed, Unav
 from fedrpc.launch.division import check_memory, divide
 from fedrpc.launch.emulator import Ways, make_emulator
 from fedrpc.launch.fork_server import ForkServer
+from fedrpc.launch.gpus import share_gpus
 from fedrpc.launch.processes import decode_status, fork, preload, terminate, wait_or_kill
 from fedrpc.launch.supervisor import NO_RESTART, Supervisor
 from fedrpc.process import exit_code_of, freeze_memory, raise_stopped, run_async
@@ -60,6 +61,9 @@ class LocalRun:
         data_dir: The folder of data sets.
         log_level: Of all processes.
         num_hosts: The processes among which the clients are divided; None for a process for each client.
+        allows_changed_code: Whether it goes on although the user's own code was changed since it began.
+        metrics_listen: Where the server serves metrics for Prometheus; nowhere when None.
+        num_runs: That are under way at a time, and share this machine's cores and GPUs.
     """
 
     config: RunConfig
@@ -67,6 +71,9 @@ class LocalRun:
     data_dir: Path | None
     log_level: str
     num_hosts: int | None = None
+    allows_changed_code: bool = False
+    metrics_listen: str | None = None
+    num_runs: int = 1
 
     @property
     def state_dir(self) -> Path:
@@ -83,10 +90,12 @@ class Launcher:
     """
 
     def __init__(self, run: LocalRun, watcher: Watcher) -> None:
-        self._run, self._watcher = run, watcher
-        self._conditions = assign_conditions(run.config.link, run.config.speed, run.config.clients, run.config.seed)
         self._parts = divide(run.config.clients, run.num_hosts)
         check_memory(len(self._parts))
+        sharing = share_gpus(run.config, run.data_dir, len(self._parts), run.num_runs)
+        run = replace(run, config=run.config.model_copy(update={"parallel": sharing.parallel}))
+        self._run, self._watcher, self._gpu_share = run, watcher, sharing.share
+        self._conditions = assign_conditions(run.config.link, run.config.speed, run.config.clients, run.config.seed)
         self._emulator = make_emulator(run.config, self._conditions, run.num_hosts)
         self._ways: Ways | None = None
         self._supervisor = Supervisor(range(len(self._parts)), self._start_client, self._handle_restart)
@@ -145,6 +154,8 @@ class Launcher:
             self._run.out,
             self._run.data_dir,
             insecure=bool(packets),  # nobody but the run's clients is in that network
+            allows_changed_code=self._run.allows_changed_code,
+            metrics_listen=self._run.metrics_listen,
             outlived=False,
             conditions=self._conditions,
         )
@@ -214,7 +225,7 @@ class Launcher:
             "link": ways.links.get(first) if ways else None,
             "packets": ways.packets if ways else None,
             "clients": [part.clients.start, part.clients.stop],
-            "num_processes": len(self._parts),
+            "gpu_share": self._gpu_share,
             "state_dir": str(self._run.state_dir),
             "data_dir": str(self._run.data_dir) if self._run.data_dir else None,
             "log_file": str(part.log_file(self._run.state_dir)),

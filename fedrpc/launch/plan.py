@@ -14,6 +14,7 @@ from fedrpc import config as settings
 from fedrpc.config import RunConfig
 from fedrpc.data.partition import replace_parameter
 from fedrpc.errors import ConfigError, UnknownName
+from fedrpc.own_names import import_files, resolve_method
 from fedrpc.registry import METHODS
 from fedrpc.study.cells import BASELINE, OWN, Cell, make_folder_name
 
@@ -92,12 +93,13 @@ def plan_runs(request: Request) -> Plan:
     Raises:
         ConfigError: A name or value is wrong for any of them, before anything is started.
     """
-    names = _parse_names(request.methods)
+    import_files([*request.layers, request.options])
+    names, named = _parse_names(request.methods)
     options = {name: value for name, value in request.options.items() if value is not None}
     explicit = settings.merge(options, settings.parse_set(request.items))
     if "method" in explicit:
         raise ConfigError(f"a comparison takes --methods, not method={explicit['method']}")
-    seeds = _parse_seeds(request.seeds) if request.seeds else [None]
+    seeds: Sequence[int | None] = parse_seeds(request.seeds) if request.seeds else [None]
     if request.seeds and "seed" in explicit:
         raise ConfigError(f"expected --seeds or a seed, got --seeds {request.seeds} and seed {explicit['seed']}")
     shared: dict[str, Any] = {}
@@ -108,9 +110,8 @@ def plan_runs(request: Request) -> Plan:
         params = {name: settings.merge(params[name], own[name]) for name in names}
     base = settings.build({**shared, "method": BASELINE})  # a mistake in the common values names no method
     planner = _Planner(names, shared, params, list(_expand_grid(request.grid)), baseline=request.baseline)
-    named = {name.strip() for item in request.methods for name in item.split(",")}
     runs = [run for seed in seeds for run in planner.plan(seed, base.seed)]
-    return Plan(base, runs, frozenset(names) - named)
+    return Plan(base, runs, frozenset(names) - set(named))
 
 
 class _Planner:
@@ -180,19 +181,22 @@ class _Planner:
 # Names, seeds and grids
 
 
-def _parse_names(methods: Sequence[str]) -> list[str]:
+def _parse_names(methods: Sequence[str]) -> tuple[list[str], list[str]]:
+    """All methods to compare, and those that were named; files are imported for them."""
     wanted = [name.strip() for item in methods for name in item.split(",") if name.strip()]
     if not wanted:
         got = ",".join(methods)
         raise ConfigError(f"--methods takes names separated by commas, such as fedavg,fedprox, or all, got '{got}'")
-    names = [each for name in wanted for each in (METHODS if name == ALL else [name])]
+    named = [name if name == ALL else resolve_method(name) for name in wanted]
+    names = [each for name in named for each in (METHODS if name == ALL else [name])]
     for name in names:
         METHODS.check(name)
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(names)), named
 
 
-def _parse_seeds(text: str) -> list[int | None]:
-    found: list[int | None] = []
+def parse_seeds(text: str) -> list[int]:
+    """The seeds of a text such as "0-4" or "0,3,7"; raises ConfigError."""
+    found: list[int] = []
     for item in text.split(","):
         first, dash, last = (word.strip() for word in item.partition("-"))
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
@@ -257,9 +261,9 @@ def _split_layer(layer: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[s
     """The values of a layer that are common to all methods, and each method's own parameters."""
     common = {name: value for name, value in layer.items() if name not in ("method", "methods", "params")}
     own: dict[str, dict[str, Any]] = {name: {} for name in [*names, BASELINE]}
-    plain, owner = _read_params(layer, ""), layer.get("method")
+    plain, owner = read_params(layer, ""), layer.get("method")
     if owner is None:
-        _check_known(plain, names)
+        refuse_unknown(plain, names, "A parameter of one method is METHOD.params.NAME.")
         for name in names:
             own[name] = {key: value for key, value in plain.items() if key in METHODS[name].Params.model_fields}
     elif owner in own:
@@ -267,7 +271,8 @@ def _split_layer(layer: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[s
     for name, values in layer.items():
         if name in RunConfig.model_fields or not isinstance(values, Mapping):
             continue
-        if name not in names and name in layer.get("methods", ()):
+        listed = layer.get("methods", ())
+        if name not in names and (name in listed or (ALL in listed and name in METHODS)):
             del common[name]
             continue
         if name not in names:
@@ -276,12 +281,13 @@ def _split_layer(layer: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[s
             raise ConfigError(
                 f"{name}.{other[0]}: only methods' own parameters may differ in a comparison; set {name}.params.NAME"
             )
-        own[name] = settings.merge(own[name], _read_params(values, f"{name}."))
+        own[name] = settings.merge(own[name], read_params(values, f"{name}."))
         del common[name]
     return common, own
 
 
-def _read_params(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def read_params(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The [params] of a layer; raises ConfigError if it is no table."""
     found = values.get("params", {})
     if not isinstance(found, Mapping):
         raise ConfigError(
@@ -290,12 +296,11 @@ def _read_params(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return dict(found)
 
 
-def _check_known(plain: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Refuses a parameter that none of the methods has."""
+def refuse_unknown(plain: Mapping[str, Any], names: Sequence[str], remedy: str = "") -> None:
+    """Raises UnknownName for a parameter that none of the methods has."""
     known = {f"params.{key}" for name in names for key in METHODS[name].Params.model_fields}
     for key in plain:
         if f"params.{key}" not in known:
-            remedy = "A parameter of one method is METHOD.params.NAME."
             raise UnknownName(f"parameter of {', '.join(names)}", f"params.{key}", known, remedy)
 
 

@@ -30,7 +30,12 @@ class RoundCounter(Watcher):
 
     def describe_place(self) -> str:
         """Says which round was the last."""
-        return f"after round {self._num_done} of {self._rounds}" if self._num_done else "before the end of round 1"
+        return describe_place(self._num_done, self._rounds)
+
+
+def describe_place(num_done: int, rounds: int) -> str:
+    """Says after which round of a run something happens."""
+    return f"after round {num_done} of {rounds}" if num_done else "before the end of round 1"
 
 
 class LogWatcher(RoundCounter):

@@ -1,7 +1,8 @@
 """CCVR (Luo et al., NeurIPS 2021): after FedAvg, the classifier is retrained on features sampled from class Gaussians.
 
 Departs from the paper:
-- `diagonal = true` sends only variances, a small part of the bytes.
+- `diagonal = true` sends only variances, a small part of the bytes. A covariance of d features has d (d + 1) / 2 values
+  a class: on zda-mnist, with 1,568 features, two rounds of six clients take 107 times FedAvg's bytes.
 - Moments are computed in float64 and travel as float32, a covariance as its upper triangle.
 - Features are sampled by eigen-decomposition, so a class with fewer examples than features needs no correction.
 - Every class gets the same number of virtual features; a class that no client has gets none.
@@ -136,7 +137,9 @@ class PooledMoments:
 class CCVRParams(Params):
     """Values of published code; the paper tunes the number of virtual features."""
 
-    diagonal: bool = Field(False, description="send variances, not covariances")
+    diagonal: bool = Field(
+        False, description="send variances, not covariances, which take most of the bytes where there are many features"
+    )
     num_virtual: int = Field(2000, ge=1, description="virtual features of each class")
     lr: float = Field(1e-3, gt=0, description="learning rate of the classifier's SGD")
     epochs: int = Field(10, ge=0, description="epochs over the virtual features")
@@ -161,6 +164,10 @@ class CCVR(FedAvg[CCVRParams]):
                 f"bytes a client but params.max_moments is {env.params.max_moments}; set params.diagonal = true, raise "
                 "it, or choose a --model with fewer features"
             )
+
+    def describe_caveat(self, params: CCVRParams) -> str:
+        """Tells of the setting that sends far less."""
+        return "" if params.diagonal else "params.diagonal=true sends variances alone, far fewer bytes"
 
     async def finalize(self, state: Global, rnd: Round[CCVRParams]) -> Global:
         """Pools the moments of all clients' features under the final model and trains the classifier on samples."""
@@ -197,12 +204,12 @@ class CCVR(FedAvg[CCVRParams]):
         model = require_stages(ctx.model().eval(), self.name)
         load(model, msg.weights)
         spread = _build_spread(ctx.env)
-        features = [torch.empty(0, spread.features, dtype=torch.float64)]
+        features = [torch.empty(0, spread.features, device=ctx.device)]
         with torch.no_grad():
             for x, _ in ctx.data.train.batches(_BATCH):
                 ctx.check()
-                features.append(model.features(x.to(ctx.device)).cpu().double())
-        found = compute_moments(torch.cat(features), ctx.data.train.y, ctx.env.num_classes, spread)
+                features.append(model.features(x.to(ctx.device)))
+        found = compute_moments(torch.cat(features).cpu().double(), ctx.data.train.y, ctx.env.num_classes, spread)
         return Moments(found.counts.int(), found.means.float(), found.spreads.float())
 
     def cost(self, shapes: Shapes[CCVRParams]) -> Cost:

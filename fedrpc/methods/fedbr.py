@@ -3,6 +3,8 @@
 Departs from the paper:
 - Means come from the clients themselves: each sends at most its share of `num_items`, the server keeps `num_items` of
   them at random, and all clients get these. The published code computes them from all data in one place.
+- The projector has the run's optimizer; `projector = "sgd"` is the authors', with the run's learning rate unless
+  `projector_lr` says another. BatchNorm is the network's: `--set norm=group` is theirs.
 - The projector stays on its client from round to round; it is never averaged.
 - The received model's features are computed for every batch; the published code computes only those of the first one.
 - Of the published code, its additional mix-up of local data and its additional decorrelation penalty are left out.
@@ -14,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ import torch.nn.functional as F
 from pydantic import ByteSize, Field
 from torch import Tensor, nn
 
+from fedrpc.config import TrainConfig
 from fedrpc.methods.blocks.mixup import one_hot, soft_cross_entropy
 from fedrpc.methods.blocks.pool import (
     POOL,
@@ -169,6 +172,8 @@ class FedBRParams(Params):
     tau1: float = Field(2.0, gt=0, description="scale of the similarity to the received model")
     tau2: float = Field(2.0, gt=0, description="scale of the similarity to own data")
     gamma: float = Field(1.0, gt=0, description="weight of the projector's step")
+    projector: Literal["run", "sgd"] = Field("run", description="the projector's optimizer: the run's, or plain SGD")
+    projector_lr: float | None = Field(None, gt=0, description="its learning rate; the clients' when left out")
     mixture: bool = Field(True, description="average the averaged data once more, with the client's examples")
     num_items: int = Field(32, ge=1, description="means in the pool")
     mean_size: int = Field(10, ge=2, description="examples averaged into one mean")
@@ -226,7 +231,7 @@ class FedBR(FedAvg[FedBRParams]):
             ctx.params,
             received,
             projector,
-            build_optimizer(ctx.env.train, projector, ctx.learning_rate()),
+            _build_projector_optimizer(ctx, projector),
             pool=pool.x,
             num_classes=ctx.env.num_classes,
             rng=ctx.rng("pseudo"),
@@ -262,6 +267,13 @@ class FedBR(FedAvg[FedBRParams]):
         return cost.add("up", Kind.MEAN_SAMPLES, sent * size).add(
             "down", Kind.MEAN_SAMPLES, kept * size * env.num_clients
         )
+
+
+def _build_projector_optimizer(ctx: ClientContext[FedBRParams], projector: nn.Module) -> torch.optim.Optimizer:
+    params, config = ctx.params, ctx.env.train
+    if params.projector == "sgd":
+        config = TrainConfig(optimizer="sgd")
+    return build_optimizer(config, projector, params.projector_lr or ctx.learning_rate())
 
 
 def _is_fedavg(params: Any) -> bool:

@@ -37,7 +37,7 @@ class FedVae(FedAvg[FedVaeParams]):
     needs_model = "dpms"
     dp_sgd = allowed()
 
-    def network(self, build: Callable[[], nn.Module]) -> nn.Module:
+    def network(self, build: Callable[[], nn.Module], params: FedVaeParams) -> nn.Module:
         """The configured network with a decoder and a log-variance head."""
         return Vae(require_latent(build(), self.name))
 

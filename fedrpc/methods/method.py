@@ -97,7 +97,7 @@ class Method(Answering, Generic[State, P]):
     # What clients may declare as public; `fedrpc audit` finds rows that say so of any other kind.
     public_kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.SCALARS})
 
-    def network(self, build: Callable[[], nn.Module]) -> nn.Module:
+    def network(self, build: Callable[[], nn.Module], params: P) -> nn.Module:
         """The network that travels: the configured one, or the same with additions (a projection head)."""
         return build()
 

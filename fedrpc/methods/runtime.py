@@ -149,6 +149,17 @@ class Round(Protocol[P_co]):
         """
         ...
 
+    def held_out(self) -> Examples:
+        """Real training examples that no client holds, which no federated method may know.
+
+        For comparisons only: this round's record says automatically that they were used. A method that may use them
+        says so in `describe_caveat`.
+
+        Raises:
+            ConfigError: Clients hold all of them.
+        """
+        ...
+
     async def compute(self, function: Callable[..., T], *args: Any, keep_memory: bool = False) -> T:
         """Runs heavy work off the event loop.
 

@@ -89,8 +89,9 @@ def evaluate(
             logits = module(x.to(device))
             _check(logits, y, num_classes)
             loss += functional.cross_entropy(logits, y, reduction="sum")
-            total += torch.bincount(y, minlength=num_classes)
-            correct += torch.bincount(y[logits.argmax(dim=1) == y], minlength=num_classes)
+            # Not by bincount or a mask, whose sizes the host would wait for.
+            total.index_add_(0, y, torch.ones_like(y))
+            correct.index_add_(0, y, (logits.argmax(dim=1) == y).long())
     return Evaluation(int(total.sum()), int(correct.sum()), float(loss), tuple(correct.tolist()), tuple(total.tolist()))
 
 

@@ -103,5 +103,6 @@ def require_stages(module: nn.Module, purpose: str) -> Model:
         return module
     raise ConfigError(
         f"{purpose} needs a model with stages, features and a linear classifier, but {type(module).__name__} "
-        "has none; derive it from fedrpc.models.Model or choose another --model"
+        "has none; make it a torch.nn.Sequential that ends in a Linear, derive it from fedrpc.models.Model, or choose "
+        "another --model"
     )

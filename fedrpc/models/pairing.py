@@ -8,6 +8,8 @@ from torch import nn
 
 from fedrpc.errors import ConfigError
 from fedrpc.models.base import MODELS, Architecture, Shape
+from fedrpc.models.norm import replace_batch_norm
+from fedrpc.models.plain import build_plain
 
 BY_DATASET = {
     "mnist": "zda-mnist",
@@ -20,13 +22,14 @@ BY_DATASET = {
 }
 
 
-def build(name: str, shape: Shape, num_classes: int, **options: object) -> nn.Module:
+def build(name: str, shape: Shape, num_classes: int, *, norm: str | None = None, **options: object) -> nn.Module:
     """A freshly initialised model for samples of `shape`.
 
     Args:
         name: A registered model.
         shape: Of one sample, without the batch.
         num_classes: How many logits.
+        norm: "group" for GroupNorm in place of BatchNorm.
         options: Options of this model, such as `padding` of zda-mnist.
 
     Raises:
@@ -40,8 +43,12 @@ def build(name: str, shape: Shape, num_classes: int, **options: object) -> nn.Mo
             f"model '{name}' takes {builder.takes}; the data has samples of shape {shape}. "
             f"Models that take these: {', '.join(list_fitting(shape)) or 'none'}. Choose one with --model"
         )
-    _check_options(name, options)
-    return builder(shape, num_classes, **options)
+    if MODELS.find_owner(name) and not isinstance(builder, Architecture):
+        model = build_plain(name, builder, shape, num_classes, options)
+    else:
+        _check_options(name, options)
+        model = builder(shape, num_classes, **options)
+    return replace_batch_norm(model) if norm == "group" else model
 
 
 def list_fitting(shape: Shape) -> list[str]:
@@ -75,6 +82,8 @@ def _find_by_dataset(dataset: str) -> str:
 
 
 def _guess_by_shape(shape: Shape) -> str:
+    if len(shape) == 1:
+        return "mlp"
     if len(shape) == 2 or shape[2:] == (3,):
         return "harnet"
     if len(shape) != 3:

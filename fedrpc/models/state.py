@@ -65,9 +65,12 @@ def read_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Restores the state that `read_optimizer` returned into a fresh optimizer of the same parameters."""
+    """Restores copies of what `read_optimizer` returned into a fresh optimizer of the same parameters.
+
+    torch would keep the tensors themselves where the device is the same, and change them at the next step.
+    """
     slots: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, _, name = key.partition(".")
-        slots.setdefault(int(number), {})[name] = value
+        slots.setdefault(int(number), {})[name] = value.clone()
     optimizer.load_state_dict(optimizer.state_dict() | {"state": slots})

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fedrpc.report.attack_picture import find_bounds, is_image, to_lines, to_pixels
 from fedrpc.report.markup import Plot, Table, Tile, render
-from fedrpc.report.plots_learning import format_percent
-from fedrpc.report.svg import WIDE, Axis, Canvas, choose_whole_ticks, encode_png
+from fedrpc.report.svg import WIDE, Axis, Canvas, choose_whole_ticks, encode_png, format_percent
 from fedrpc.report.words import pluralize
 from fedrpc.study.attacks.evidence import NOISE, RAW, SHARED, UNTRAINED
 from fedrpc.study.attacks.rebuilding import Rebuilt

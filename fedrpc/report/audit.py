@@ -46,7 +46,9 @@ def describe_verdict(audit: Audit) -> str:
         return f"{about}: {pluralize(len(audit.faults), 'fault')}: {audit.faults[0]}{more}"
     signed = "every chain is whole and signed, and claims what its answers cost"
     checked, limits = ("every chain is whole", ", as far as they were checked") if audit.notes else (signed, "")
-    return f"{about}: {checked}; all that went up has its row; the accountants agree{limits}"
+    promised = any(line.reported is not None for line in audit.lines)
+    accounts = f"the accountants agree{limits}" if promised else "no epsilon is claimed"
+    return f"{about}: {checked}; all that went up has its row; {accounts}"
 
 
 def _table(folder: Path, audit: Audit) -> Table:

@@ -39,6 +39,19 @@ def show_comparison(found: Comparison, console: Console, *, write: bool = True, 
     if not write:
         console.print(Text("--out DIR writes values, page, table and figures of this comparison into a folder"))
         return
+    write_comparison(found)
+    lines = [f"values: {folder}/compare.json, .csv, .tex", f"page: {folder}/compare.html"]
+    if found.planned:
+        lines.insert(0, f"run directories: {folder}/<method>{',...' if has_several_runs(document) else ''}")
+    if figures:
+        names = _draw_figures(document, folder / "figures")
+        lines.append(f"figures: {folder}/figures/{{{','.join(names)}}}.{{pdf,svg}}")
+    console.print(Text("\n".join(lines)), soft_wrap=True)
+
+
+def write_comparison(found: Comparison) -> Path:
+    """Writes the files of a comparison into its folder; returns the page's path."""
+    document, folder = found.document, found.folder
     with explain_unwritable(folder):
         folder.mkdir(parents=True, exist_ok=True)
     files = {
@@ -50,13 +63,7 @@ def show_comparison(found: Comparison, console: Console, *, write: bool = True, 
     for name, text in files.items():
         with explain_unwritable(folder / name):
             write_atomically(folder / name, text)
-    lines = [f"values: {folder}/compare.json, .csv, .tex", f"page: {folder}/compare.html"]
-    if found.planned:
-        lines.insert(0, f"run directories: {folder}/<method>{',...' if has_several_runs(document) else ''}")
-    if figures:
-        names = _draw_figures(document, folder / "figures")
-        lines.append(f"figures: {folder}/figures/{{{','.join(names)}}}.{{pdf,svg}}")
-    console.print(Text("\n".join(lines)), soft_wrap=True)
+    return folder / "compare.html"
 
 
 def _draw_figures(document: dict[str, Any], folder: Path) -> list[str]:

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 from fedrpc.report.comparison_words import label_method, sum_directions
 from fedrpc.report.markup import Bar, Bars, Plot
-from fedrpc.report.plots_bytes import FILLS, format_size_tick
-from fedrpc.report.plots_learning import format_percent
 from fedrpc.report.plots_time import FILLS as PART_FILLS
 from fedrpc.report.plots_time import describe_parts, make_seconds_axis
-from fedrpc.report.svg import Axis, Canvas, Point, draw_bars, thin
-from fedrpc.report.table import format_size
+from fedrpc.report.style import KIND_FILLS
+from fedrpc.report.svg import Axis, Canvas, Point, draw_bars, format_percent, thin
+from fedrpc.report.table import format_size, format_size_tick
 from fedrpc.report.words import count_round, format_duration
 from fedrpc.study.cells import BASELINE
 from fedrpc.study.pareto import dominates
@@ -227,7 +226,7 @@ def _make_stairs(points: Sequence[Point]) -> list[Point]:
 def make_kind_bars(document: Document) -> list[Bars]:
     """For each row its tensor bytes stacked by kind, measured above a paler bar of what was predicted."""
     usual = {Kind.WEIGHTS.label, Kind.SCALARS.label}
-    kinds = [kind for kind in FILLS if any(kind in entry["bytes"]["by_kind"] for entry in document["methods"])]
+    kinds = [kind for kind in KIND_FILLS if any(kind in entry["bytes"]["by_kind"] for entry in document["methods"])]
     more = [kind for kind in kinds if kind not in usual]
     found = [_stack_kinds(document, kinds, "Tensor bytes by kind", wide=not more)]
     return [*found, *([_stack_kinds(document, more, "Without weights and scalars", wide=False)] if more else [])]
@@ -238,7 +237,7 @@ def _stack_kinds(document: Document, kinds: Sequence[str], title: str, *, wide: 
         sides = {kind: side for kind, side in entry["bytes"]["by_kind"].items() if kind in kinds}
         pale, what = " pale" if source == "predicted" else "", f"{label_method(entry)}, {source}"
         sizes = {kind: sum_directions(side, source) for kind, side in sides.items()}
-        return [(FILLS[kind] + pale, size, f"{what}: {kind} {size:,} bytes") for kind, size in sizes.items()]
+        return [(KIND_FILLS[kind] + pale, size, f"{what}: {kind} {size:,} bytes") for kind, size in sizes.items()]
 
     lines = [[list_pieces(entry, source) for source in ("measured", "predicted")] for entry in document["methods"]]
     longest = max(sum(piece[1] for piece in pieces) for each in lines for pieces in each)
@@ -247,7 +246,7 @@ def _stack_kinds(document: Document, kinds: Sequence[str], title: str, *, wide: 
         total = sum(piece[1] for piece in each[0])
         rows.append(Bar(entry, draw_bars(each, longest), format_size(total) if total else "none"))
     caption = "The thin, paler bar is what the method's formula predicts."
-    return Bars(title, rows, caption, [(FILLS[kind], kind) for kind in kinds], wide=wide)
+    return Bars(title, rows, caption, [(KIND_FILLS[kind], kind) for kind in kinds], wide=wide)
 
 
 def make_time_bars(document: Document) -> Bars | None:

@@ -33,7 +33,9 @@ def describe_setup(document: Mapping[str, Any]) -> str:
         else "several numbers of clients"
     )
     rounds = pluralize(setting["num_rounds"], "round") if setting["num_rounds"] else "several numbers of rounds"
-    return f"{clients}, {rounds}, {describe_seeds(seeds)}"
+    precision = setting.get("precision", "fp32") or "several precisions"
+    trained = "" if precision == "fp32" else f", trained in {precision}"
+    return f"{clients}, {rounds}, {describe_seeds(seeds)}{trained}"
 
 
 def describe_seeds(seeds: Sequence[int]) -> str:
@@ -135,7 +137,9 @@ def format_overhead(entry: Mapping[str, Any]) -> str:
 
 
 def format_kernel_bytes(entry: Mapping[str, Any]) -> str:
-    """What TCP carried; only a lower bound when the run was resumed."""
+    """What TCP carried; only a lower bound when the run was resumed, and nothing when there was no wire."""
+    if entry["bytes"]["kernel"] is None:
+        return "no wire"
     return ("≥" if entry["bytes"]["kernel_note"] else "") + format_size(entry["bytes"]["kernel"])
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from fedrpc.report.style import DARK, LIGHT, NUM_KIND_HUES, NUM_METHOD_HUES
 
@@ -96,9 +96,10 @@ class Table:
 
 
 @cache
-def _environment() -> Environment:
+def open_templates(*packages: str) -> Environment:
+    """Opens the templates of this room, and those of other packages before them."""
     environment = Environment(
-        loader=PackageLoader("fedrpc.report"),
+        loader=ChoiceLoader([PackageLoader(package) for package in (*packages, "fedrpc.report")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -107,9 +108,10 @@ def _environment() -> Environment:
     )
     environment.globals |= {"light": LIGHT, "dark": DARK}
     environment.globals |= {"num_method_hues": NUM_METHOD_HUES, "num_kind_hues": NUM_KIND_HUES}
+    environment.globals |= {"nonce": ""}  # of a page whose scripts and styles must be known to its server
     return environment
 
 
 def render(template: str, **values: Any) -> str:
     """Fills a template of this room."""
-    return _environment().get_template(template).render(values)
+    return open_templates().get_template(template).render(values)

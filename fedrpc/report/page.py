@@ -18,13 +18,16 @@ from fedrpc.report.formula import describe_formula, list_differing
 from fedrpc.report.markup import Plot, Table, Tile, render
 from fedrpc.report.table import count_text_columns, format_size, list_kinds, list_time, print_summary
 from fedrpc.report.words import (
+    SEEDED,
     compare_to_formula,
+    describe_code,
+    describe_computing,
     describe_curve,
     describe_kinds,
-    describe_link,
     describe_partition,
     describe_privacy,
     describe_reported,
+    describe_wire,
     format_cell,
     format_duration,
     make_sentence,
@@ -34,7 +37,6 @@ from fedrpc.study.reading import Run, read_run
 from fedrpc.wire.kinds import DIRECTIONS
 
 MAX_ROWS = 200  # of one table
-SEEDED = "The noise is reproducible: no protection against anyone who knows the seed."
 
 
 def show_runs(folders: Sequence[Path], console: Console) -> None:
@@ -96,10 +98,14 @@ def render_page(run: Run, verdict: Verdict = NOT_AUDITED) -> str:
         ("clients a round", f"{_cohort_size(run):,}"),
         ("rounds", f"{summary['num_rounds']:,}"),
         ("seed", summary["seed"]),
-        ("link", describe_link(summary.get("emulated"))),
+        ("link", describe_wire(summary)),
     ]
+    if computing := describe_computing(summary):
+        chips.append(("computed", computing))
     if summary.get("reproducible") is False:
         chips.append(("reproducible", "no: it matters which clients answer first"))
+    if summary.get("code"):
+        chips.append(("own code", describe_code(summary)))
     if summary.get("unanswered"):
         chips.append(("answers", summary["unanswered"]))
     if summary.get("caveat"):
@@ -152,6 +158,9 @@ def _wire_tile(summary: Mapping[str, Any]) -> Tile:
     part = summary["bytes"]
     down, up = (part["total"][direction]["kernel"] for direction in DIRECTIONS)
     own = sum(part["method"][direction]["message"] for direction in DIRECTIONS)
+    if summary.get("in_process"):
+        total = sum(part["total"][direction]["message"] for direction in DIRECTIONS)
+        return Tile("messages; no wire", format_size(total), make_sentence(part["kernel_note"]))
     note = f"↓ {format_size(down)}, ↑ {format_size(up)}; {format_size(own)} of it are the method's own messages"
     return Tile("on the wire, as the kernel counts", format_size(down + up), note)
 
@@ -211,7 +220,7 @@ def _ledger_tile(summary: Mapping[str, Any]) -> Tile:
 def _time_tile(summary: Mapping[str, Any]) -> Tile:
     seconds, rounds = summary["seconds"], summary["num_rounds"]
     each = f"{format_duration(seconds / rounds)} a round; " if rounds else ""
-    link = f"on {describe_link(summary.get('emulated'))}"
+    link = f"on {describe_wire(summary)}"
     return Tile("time", format_duration(seconds), f"{each}{link}; model {summary['model_sha256'][:16]}")
 
 
@@ -281,7 +290,8 @@ def _tabulate_layers(part: Mapping[str, Any]) -> Table:
     if part["transport"] is not None:
         around = (total[d]["kernel"] - total[d]["message"] for d in DIRECTIONS)
         rows.append(make_row("HTTP/2 and TLS around them", around))
-    rows.append(make_row(plots_bytes.KERNEL, (total[d]["kernel"] for d in DIRECTIONS)))
+    if all(total[d]["kernel"] is not None for d in DIRECTIONS):
+        rows.append(make_row(plots_bytes.KERNEL, (total[d]["kernel"] for d in DIRECTIONS)))
     return Table(("bytes", *(plots_bytes.ARROWS[d] for d in DIRECTIONS)), rows)
 
 

@@ -8,26 +8,18 @@ from itertools import accumulate
 from typing import Any
 
 from fedrpc.report.markup import Plot
-from fedrpc.report.plots_learning import MAX_BARS, format_percent
-from fedrpc.report.svg import NARROW, WIDE, Axis, Canvas, Point
-from fedrpc.report.table import format_size
+from fedrpc.report.plots_learning import MAX_BARS
+from fedrpc.report.style import KIND_FILLS
+from fedrpc.report.svg import NARROW, WIDE, Axis, Canvas, Point, format_percent
+from fedrpc.report.table import format_size, format_size_tick
 from fedrpc.report.words import count_round
 from fedrpc.study.reading import Flow, Run
 from fedrpc.study.targets import list_points
-from fedrpc.wire.kinds import DIRECTIONS, Kind
+from fedrpc.wire.kinds import DIRECTIONS
 
 ARROWS = {"down": "↓ down", "up": "↑ up"}
 REST, KERNEL = "session, evaluation, retries", "the kernel's count"
 OUTSIDE = {REST: "f7", KERNEL: "kernel"}
-FILLS = {
-    kind.label: f"k{index}" for index, kind in enumerate(Kind)
-}  # a kind has one colour, on every page; neutral is left to what is no kind
-
-
-def format_size_tick(value: float) -> str:
-    """Bytes for an axis, without needless digits."""
-    number, unit = format_size(value).split(" ")
-    return f"{float(number):g} {unit}"
 
 
 def plot_by_kind(run: Run) -> Plot | None:
@@ -38,7 +30,7 @@ def plot_by_kind(run: Run) -> Plot | None:
     if not longest:
         return None
     used = {name for bars in groups.values() for _, values in bars for name, value in values.items() if value}
-    styles = {name: style for name, style in {**FILLS, **OUTSIDE}.items() if name in used}
+    styles = {name: style for name, style in {**KIND_FILLS, **OUTSIDE}.items() if name in used}
     height = 5.4  # of a group, in bars: a heading, four bars and a gap
     axis = Axis.over([longest], "", format_size_tick, zero=True)
     canvas = Canvas(axis, Axis(2 * height, 0, ()), "bytes by kind and layer", height=330, left=84, bottom=26)
@@ -58,7 +50,7 @@ def _list_bars(part: Mapping[str, Any], direction: str) -> list[tuple[str, dict[
         ("tensors", {kind: sums["tensor"] for kind, sums in method["by_kind"].items()}),
         ("predicted", dict(part["predicted"]["by_kind"][direction])),
         ("messages", messages | {REST: total["message"] - method["message"]}),
-        ("kernel", {KERNEL: total["kernel"]}),
+        ("kernel", {} if total["kernel"] is None else {KERNEL: total["kernel"]}),
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, quantiles
 
 from fedrpc.report.markup import Plot
-from fedrpc.report.svg import NARROW, WIDE, Axis, Canvas, Item, Point, choose_whole_ticks, thin
+from fedrpc.report.svg import NARROW, WIDE, Axis, Canvas, Item, Point, choose_whole_ticks, format_percent, thin
 from fedrpc.report.words import count_round, pluralize
 from fedrpc.study.reading import Run
 
@@ -15,11 +15,6 @@ MAX_BARS = 60  # more bars than this are drawn as one shape
 MAX_POINTS = 1500  # epochs of local losses; keeps the page small
 
 History = Mapping[int, Sequence[tuple[int, Sequence[float]]]]  # by client: (round, loss of each local epoch)
-
-
-def format_percent(value: float) -> str:
-    """An axis label."""
-    return f"{value:g} %"
 
 
 PERCENT = Axis(0, 100, range(0, 101, 25), "", format_percent)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fedrpc.report.markup import Bar, Bars, Plot
-from fedrpc.report.plots_learning import format_percent
-from fedrpc.report.svg import NARROW, WIDE, Axis, Canvas, Format, Point, draw_bars, format_number
+from fedrpc.report.svg import NARROW, WIDE, Axis, Canvas, Format, Point, draw_bars, format_number, format_percent
 from fedrpc.report.words import count_round, format_duration
 from fedrpc.study.reading import Run
 from fedrpc.study.targets import list_points

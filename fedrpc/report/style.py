@@ -49,22 +49,23 @@ _METHODS = (
     ("#8d4f2a", "#d08b5f"),
     ("#5b7a00", "#a5d01f"),
 )
-# Kinds of the wire, k0, k1, ..., in the order of their enumeration: soft colours, which no method has.
-_KINDS = (
-    ("#9db4cf", "#5f7893"),
-    ("#d8b4dd", "#8d6a93"),
-    ("#a9d6c3", "#5d8a78"),
-    ("#f3c48f", "#a67c4c"),
-    ("#f0a8a3", "#a0605c"),
-    ("#c7c1ec", "#7770a3"),
-    ("#dfd48f", "#8f864a"),
-    ("#e58d9b", "#b0505f"),
-    ("#9ed3de", "#538a96"),
-    ("#cfd6dd", "#525e6b"),
-    ("#e6dfd5", "#6d665c"),
-    ("#c9b39c", "#85705a"),
-)
+# Kinds of the wire, k0, k1, ...: soft colours, which no method has. A kind has one colour on every page.
+_KINDS = {
+    "weights": ("#9db4cf", "#5f7893"),
+    "class_abundance": ("#d8b4dd", "#8d6a93"),
+    "latent_means": ("#a9d6c3", "#5d8a78"),
+    "activations": ("#f3c48f", "#a67c4c"),
+    "images": ("#f0a8a3", "#a0605c"),
+    "feedback": ("#c7c1ec", "#7770a3"),
+    "mean_samples": ("#dfd48f", "#8f864a"),
+    "samples": ("#e58d9b", "#b0505f"),
+    "moments": ("#9ed3de", "#538a96"),
+    "scalars": ("#cfd6dd", "#525e6b"),
+    "envelope": ("#e6dfd5", "#6d665c"),
+    "control_variates": ("#c9b39c", "#85705a"),
+}
+KIND_FILLS = {kind: f"k{index}" for index, kind in enumerate(_KINDS)}
 NUM_METHOD_HUES, NUM_KIND_HUES = len(_METHODS), len(_KINDS)
-for _letter, _colours in (("s", _SERIES), ("m", _METHODS), ("k", _KINDS)):
+for _letter, _colours in (("s", _SERIES), ("m", _METHODS), ("k", tuple(_KINDS.values()))):
     LIGHT |= {f"{_letter}{index}": light for index, (light, _) in enumerate(_colours)}
     DARK |= {f"{_letter}{index}": dark for index, (_, dark) in enumerate(_colours)}

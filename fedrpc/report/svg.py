@@ -28,6 +28,11 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
 
 
+def format_percent(value: float) -> str:
+    """An axis label."""
+    return f"{value:g} %"
+
+
 def choose_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """About `count` round numbers that cover low to high; the first is at most low, the last at least high."""
     span = high - low or abs(high) or 1.0

@@ -11,6 +11,8 @@ from rich.text import Text
 
 from fedrpc.report.formula import DIFFERS, describe_formula, list_differing
 from fedrpc.report.words import (
+    describe_code,
+    describe_computing,
     describe_curve,
     describe_kinds,
     describe_privacy,
@@ -29,6 +31,12 @@ def format_size(num_bytes: float | None) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.2f} {unit}"
         num_bytes /= 1000
     raise AssertionError("the last unit covers everything")
+
+
+def format_size_tick(value: float) -> str:
+    """Bytes for an axis, without needless digits."""
+    number, unit = format_size(value).split(" ")
+    return f"{float(number):g} {unit}"
 
 
 def describe_stop(stopped: Mapping[str, Any], num_rounds: int) -> str:
@@ -69,7 +77,9 @@ def _tabulate_bytes(summary: dict[str, Any]) -> Table:
     table.add_row("method, all messages", *(f"{part['method'][d]['message']:,}" for d in ("down", "up")))
     rest = [part["total"][d]["message"] - part["method"][d]["message"] for d in ("down", "up")]
     table.add_row("session, evaluation, retries", *(f"{value:,}" for value in rest))
-    table.add_row("kernel (TCP payload)", *(f"{part['total'][d]['kernel']:,}" for d in ("down", "up")), style="bold")
+    kernel = [part["total"][d]["kernel"] for d in ("down", "up")]
+    counted = ("no wire" if size is None else f"{size:,}" for size in kernel)
+    table.add_row("kernel (TCP payload)", *counted, style="bold")
     return table
 
 
@@ -107,6 +117,15 @@ def _tabulate_time(summary: Mapping[str, Any]) -> Iterator[Table]:
     yield table
 
 
+def _describe_ledgers(check: Mapping[str, int]) -> str:
+    one_sided = check["only_server"] + check["only_client"]
+    whole = "agree where both have rows" if one_sided or check["missing"] else "agree to the byte"
+    agree = f"DIFFER in {check['differing']} rows" if check["differing"] else whole
+    more = f", {one_sided:,} on one side only" if one_sided else ""
+    silent = f"; {pluralize(check['missing'], 'client')} did not answer" if check["missing"] else ""
+    return f"server and {pluralize(check['clients'], 'client')} {agree} ({check['compared']} rows{more}){silent}"
+
+
 def _list_facts(summary: dict[str, Any], num_evaluations: int) -> Table:
     part, accuracy = summary["bytes"], summary["accuracy"]
     message = sum(part["total"][d]["message"] for d in ("down", "up"))
@@ -129,20 +148,22 @@ def _list_facts(summary: dict[str, Any], num_evaluations: int) -> Table:
         facts.add_row("exposure", f"{reached} of all pairs of clients")
     overhead = part["overhead_vs_fedavg"]
     facts.add_row("overhead", f"{overhead:.3f} x FedAvg's tensor bytes" if overhead else "-")
-    if part["transport"] is None:
+    if summary.get("in_process"):
+        facts.add_row("transport", part["kernel_note"])
+    elif part["transport"] is None:
         facts.add_row("transport", f"not exact: {part['kernel_note']}")
     else:
         share = 100 * part["transport"] / message if message else 0.0
         facts.add_row("transport", f"{format_size(part['transport'])} of HTTP/2 over the messages ({share:.3f} %)")
-    check = summary["ledger_check"]
-    agree = "agree to the byte" if not check["differing"] else f"DIFFER in {check['differing']} rows"
-    facts.add_row("ledgers", f"server and {check['clients']} clients {agree} ({check['compared']} rows)")
+    facts.add_row("ledgers", _describe_ledgers(summary["ledger_check"]))
     if formula := describe_formula(summary):
         facts.add_row("formula", Text(formula, style="bold red" if list_differing(summary) else ""))
     if summary.get("stopped"):
         facts.add_row("stopped", describe_stop(summary["stopped"], summary["num_rounds"]))
     if summary.get("unanswered"):
         facts.add_row("answers", Text(summary["unanswered"], style="bold red"))
+    if summary.get("code"):
+        facts.add_row("own code", Text(describe_code(summary)))
     if summary.get("caveat"):
         facts.add_row("caveat", summary["caveat"])
     for entry in summary.get("reported", {}).values():
@@ -152,6 +173,8 @@ def _list_facts(summary: dict[str, Any], num_evaluations: int) -> Table:
     for what, line in describe_kinds(summary["privacy"]).items():
         facts.add_row("", Text(f"{what}: {line}"))
     facts.add_row("time", f"{summary['seconds']:.1f} s")
+    if computing := describe_computing(summary):
+        facts.add_row("computed", Text(computing))
     facts.add_row("network", summary["model"])
     facts.add_row("model", summary["model_sha256"][:16])
     return facts

@@ -14,6 +14,7 @@ from fedrpc.report.words import format_duration, pluralize
 from fedrpc.study.reading import Run
 from fedrpc.study.whatif import PARTS, Prediction, count_cores, measure, predict, read_conditions
 
+_MAX_HEAD = 20  # characters of a link's name that leave room for the other columns on a narrow terminal
 _WORDS = {
     "queue": "waiting",
     "download": "download",
@@ -35,7 +36,7 @@ def show_prediction(
     cores = cores or count_cores(run)
     was = read_conditions(run)
     columns = {
-        f"measured,\n{describe_links(was)}": measure(run),
+        f"measured,\n{_shorten(describe_links(was))}": measure(run),
         "predicted, each\non its own machine": predict(run, conditions, cores=None),
         f"predicted, on\n{pluralize(cores, 'core')} here": predict(run, conditions, cores=cores),
     }
@@ -64,6 +65,10 @@ def show_prediction(
 def _describe_target(run: Run, found: Prediction, target: float) -> str:
     reached = next((index for index, value in run.curve("accuracy") if value >= target), None)
     return "never reached" if reached is None else format_duration(found.until(reached))
+
+
+def _shorten(links: str) -> str:
+    return links if len(links) <= _MAX_HEAD else "on its own links"
 
 
 def describe_links(conditions: Sequence[Conditions]) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 from fedrpc.privacy.words import describe_epsilon
 
+SEEDED = "The noise is reproducible: no protection against anyone who knows the seed."
+
 
 def format_duration(seconds: float) -> str:
     """A time: 36.0 s, 5 min 12 s, 2 h 05 min."""
@@ -32,6 +34,40 @@ def describe_link(emulated: Mapping[str, Any] | None) -> str:
     """The network of a run: its emulated link and speeds, or loopback."""
     found = emulated or {}
     return str(found.get("link") or "loopback") + (f", speed {found['speed']}" if found.get("speed") else "")
+
+
+def describe_computing(summary: Mapping[str, Any]) -> str:
+    """In what and on what a run was computed; "" for a run from before that was noted."""
+    how, devices = summary.get("computing"), summary.get("devices")
+    if not how or not devices:
+        return ""
+    words = [how["precision"]] + (["compiled"] if how["compile"] != "off" else [])
+    if any(device["type"] == "cuda" for device in devices):
+        words += [
+            "with TF32" if how["tf32"] else "without TF32",
+            "deterministic" if how["deterministic"] else "not deterministic",
+        ]
+    places = ", then ".join(map(_describe_device, devices))
+    several = "; the same model is promised for one device only" if len(devices) > 1 else ""
+    return f"{', '.join(words)}; the server on {places}{several}{_describe_client_devices(summary)}"
+
+
+def _describe_client_devices(summary: Mapping[str, Any]) -> str:
+    """On what clients say that they trained, where one of them names a GPU."""
+    said = summary.get("client_devices", [])
+    if not any(each["said"].startswith("cuda") for each in said):
+        return ""
+    return "; clients say: " + ", ".join(f"{each['said']} ({each['clients']:,})" for each in said)
+
+
+def _describe_device(device: Mapping[str, Any]) -> str:
+    name = f"{device['name']}, CUDA {device['cuda']}" if device["type"] == "cuda" else f"the CPU ({device['name']})"
+    return f"{name}, torch {device['torch']}"
+
+
+def describe_wire(summary: Mapping[str, Any]) -> str:
+    """What was between the server and the clients of a run."""
+    return "no wire: one process" if summary.get("in_process") else describe_link(summary.get("emulated"))
 
 
 def pluralize(number: int, noun: str) -> str:
@@ -112,3 +148,12 @@ def describe_partition(summary: Mapping[str, Any]) -> list[str]:
         f"{distance['max']:.3f} (0: the same, 2: nothing in common).",
         f"SHA-256 of the assignment {summary['sha256'][:16]}.",
     ]
+
+
+def describe_code(summary: Mapping[str, Any]) -> str:
+    """The user's own files that a run used, and whether it changed them on the way."""
+    files = ", ".join(f"{name} ({digest[:8]})" for name, digest in summary["code"].items())
+    changes = [
+        f"{each['file']} changed before round {each['from_round'] + 1}" for each in summary.get("code_changes", [])
+    ]
+    return "; ".join([files, *changes])

@@ -30,6 +30,7 @@ class Checkpoint:
         round: The stage that it ends or lies within.
         steps: The next step by phase when it lies within the stage; None when the stage is over.
         owed: What the server has still to evaluate of this state before the round's lines are complete.
+        devices: What the server has computed on so far, each once: a run that changes it may come to another model.
     """
 
     point: int
@@ -41,6 +42,7 @@ class Checkpoint:
     kernel: list[int]  # bytes (sent, received) of the server's sockets so far
     seconds: float
     owed: list[str] = field(default_factory=list)
+    devices: list[dict[str, Any]] = field(default_factory=list)
 
 
 class CheckpointFolder:
@@ -128,6 +130,7 @@ class CheckpointFolder:
                 layer: (self._folder / _LAYER.format(manifest["point"], layer)).read_bytes()
                 for layer in manifest["aggregation"]
             }
+            manifest.setdefault("devices", [])  # of a run from before they were noted
             values = {field.name: manifest[field.name] for field in fields(Checkpoint) if field.name != "state"}
             return Checkpoint(**values | {"state": state, "aggregation": layers})
 
@@ -140,6 +143,15 @@ class CheckpointFolder:
                 raise Damaged(f"{path} is missing beside the rest; {_REMEDY}")
             if _hash_file(path, from_disk=from_disk) != digest:
                 raise Damaged(f"{path} was changed: its SHA-256 is not the manifest's; {_REMEDY}")
+
+
+def count_durable_rounds(folder: Path) -> int:
+    """How many rounds the checkpoint in a folder has behind it; 0 when there is none that can be read."""
+    try:
+        manifest = _unseal(folder / "manifest.json")
+    except (Damaged, OSError):
+        return 0
+    return max(0, int(manifest["round"]) + (manifest.get("steps") is None))
 
 
 def _seal(values: Mapping[str, Any]) -> str:

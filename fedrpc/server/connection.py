@@ -26,7 +26,7 @@ from fedrpc.server.timing import LinkReader
 from fedrpc.server.upload import Upload
 from fedrpc.wire import tcpinfo
 from fedrpc.wire.codec import MAX_PARTS
-from fedrpc.wire.envelope import FAILURE_CODES, Cancel, Finished, read_timing
+from fedrpc.wire.envelope import DEVICE_BYTES, FAILURE_CODES, Cancel, Finished, read_timing
 from fedrpc.wire.frames import (
     MAX_MISSED_HEARTBEATS,
     announces_chunks,
@@ -375,7 +375,8 @@ class Connection:
                 f"this client trains with another configuration: expected the hash {ours}, got "
                 f"{clean_text(attach.config_hash)[:40] or 'none'}; start it anew, with the same fedrpc as the server's"
             )
-        sessions = self._desk.roster.attach(attach.token, self, self._certificate)
+        device = clean_text(attach.device[:DEVICE_BYTES]).strip()
+        sessions = self._desk.roster.attach(attach.token, self, self._certificate, device)
         self._attached = True
         self._sessions |= {session.number: session for session in sessions}
         self._mailbox.attach(sessions, self)

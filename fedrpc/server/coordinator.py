@@ -8,12 +8,14 @@ import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save as save_tensors
 
-from fedrpc import log
+from fedrpc import clock, log
+from fedrpc.device import describe
 from fedrpc.errors import Diverged, QuorumError
 from fedrpc.files import write_checksums, write_durably
 from fedrpc.methods.builtin import EVALUATION, LEDGER, Candidate, ClientEvaluation
@@ -27,6 +29,7 @@ from fedrpc.seeds import derive, seed_torch
 from fedrpc.server import evaluation, summary
 from fedrpc.server.attendance import EVERYBODY, Attendance, plan_attendance
 from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder
+from fedrpc.server.code_changes import describe_code
 from fedrpc.server.formula import compare_with_formula
 from fedrpc.server.overlap import FEATURES, TEST, EvaluationThread, FinishedRound
 from fedrpc.server.roster import Roster
@@ -42,6 +45,7 @@ from fedrpc.wire.tcpinfo import Meter
 
 # What does not change any more; privacy rows may come late.
 _FINAL = ("partition.json", "model.safetensors", "records.jsonl", "ledger.jsonl", TIMING_FILE)
+_REMIND_S = 60.0  # between two lines about clients that have not joined
 _QUIET_S = 0.06  # longer than a delayed TCP acknowledgement
 _MORE_ROWS = 1000  # of a client's ledger, of which the server saw nothing
 
@@ -55,21 +59,35 @@ class Coordinator:
         out: The run directory.
         book: The server's ledger of bytes.
         meter: The kernel's counters.
+        beside: One thread for evaluations beside rounds; a new one when None.
+        has_wire: Whether clients come over a network; if not, there are no kernel's bytes, and records say so.
     """
 
-    def __init__(self, server: ServerContext, roster: Roster, out: Path, book: LedgerFile, meter: Meter) -> None:
+    def __init__(
+        self,
+        server: ServerContext,
+        roster: Roster,
+        out: Path,
+        book: LedgerFile,
+        meter: Meter,
+        beside: ThreadPoolExecutor | None = None,
+        *,
+        has_wire: bool = True,
+    ) -> None:
+        self.has_wire = has_wire
         self._server, self._roster, self._out, self._book, self._meter = server, roster, out, book, meter
         self._problem, self._config = server.problem, server.problem.config
         self._method = server.problem.method
         self._checkpoints = CheckpointFolder(out / "checkpoints", server.run_id)
         self._log = log.get("coordinator")
-        self._evaluation = EvaluationThread(evaluation.Evaluator(server.problem, server.device), server.device)
+        self._evaluation = EvaluationThread(evaluation.Evaluator(server.problem, server.device), server.device, beside)
         self._pending: asyncio.Task[None] | None = None  # the evaluation of the last durable round
         self._clock = StageClock()
         self.round = SETUP_ROUND  # under which traffic outside tasks is booked
         self._was_resumed = False
         self._kernel_before = [0, 0]
         self._seconds_before = 0.0
+        self._devices = [describe(server.device)]  # that this run was computed on, the last one last
         self._aggregation: dict[str, Any] = {}  # the aggregators' states, by name
         self._started = time.monotonic()
         self._warning = ""  # about the run's privacy settings
@@ -92,6 +110,8 @@ class Coordinator:
             await self._evaluation.load(self._method.model(state))
             self._write(unfinished.complete(await self._evaluation.evaluate_alone(unfinished.owed)))
         self._check_delta()
+        if advice := summary.get_advice(self._method, self._problem.env):
+            self._log.warning("training_unsuitable", why=advice)
         await self._wait_for_clients()
         self._clock.start()
         if first == SETUP_ROUND:
@@ -130,6 +150,7 @@ class Coordinator:
         if kept is None:
             return state, SETUP_ROUND, {}, None
         self._seconds_before = kept.seconds
+        self._compare_device(kept.devices)
         if any("stopped" in record for record in kept.records):
             self._stop_if_spent(kept.round)  # a kill may have come before the summary
         self._server.mailbox.durable = kept.point
@@ -144,12 +165,24 @@ class Coordinator:
             unfinished = FinishedRound(finished, evaluated, kept.owed, self._read_traffic())
         return stored.loads(type(state), kept.state), done + 1, kept.steps or {}, unfinished
 
+    def _compare_device(self, before: Sequence[dict[str, Any]]) -> None:
+        """Notes when a run goes on with another device or PyTorch: the same model is promised for one of each."""
+        now = self._devices[-1]
+        if before and before[-1] != now:
+            self._log.warning("device_changed", before=before[-1], now=now, promised="equal models on one device")
+        self._devices = [device for device in before if device != now] + [now]
+
     def _take_up_kernel(self, checkpointed: Sequence[int]) -> None:
         """Counts the kernel's bytes on from the last ones that were noted, and not below the messages in them."""
         messages = (self._book.message_bytes["down"], self._book.message_bytes["up"])
         self._kernel_before = [max(sizes) for sizes in zip(checkpointed, self._book.kernel, messages, strict=True)]
         self._meter.note = "the run was resumed: kernel bytes of up to a second before each stop may not be counted"
         self._was_resumed = True
+
+    @property
+    def place(self) -> tuple[int, str, str]:
+        """Where the run is: the round, the phase, and what the server does or waits for."""
+        return self.round, self._clock.phase, self._clock.part
 
     def note_kernel(self) -> None:
         """Notes the kernel's bytes so far in the ledger's journal; to be called about every second."""
@@ -162,8 +195,9 @@ class Coordinator:
 
     async def _wait_for_clients(self) -> None:
         self._server.progress("waiting", {"of": self._config.clients})
-        self._log.info("waiting_for_clients", joined=len(self._roster), of=self._config.clients)
-        absent = await self._roster.wait_for_all(self._config.limits.join_s)
+        await self._wait_for(1, self._config.limits.queue_s)
+        await self._wait_for(self._config.clients, self._config.limits.join_s)
+        absent = self._roster.list_absent()
         here = self._config.clients - len(absent)
         if (absent and here < self._config.limits.quorum * self._config.clients) or not here:
             raise QuorumError(
@@ -172,6 +206,14 @@ class Coordinator:
             )
         if absent:
             self._log.warning("starting_without", clients=absent[:20], num_absent=len(absent))
+
+    async def _wait_for(self, number: int, timeout_s: float) -> None:
+        """Waits for so many clients, and says from time to time how many have joined."""
+        give_up = clock.monotonic() + timeout_s
+        while (left := give_up - clock.monotonic()) > 0:
+            self._log.info("waiting_for_clients", joined=len(self._roster), of=self._config.clients)
+            if await self._roster.wait_for(number, min(left, _REMIND_S)):
+                return
 
     # Rounds
 
@@ -269,9 +311,11 @@ class Coordinator:
     def _describe_stage(self, rnd: ServerRound) -> dict[str, Any]:
         """Who took part, and for how many rounds the run was planned then: noise for a target epsilon follows it.
 
-        Links, too, can change when a run is resumed.
+        Links and devices, too, can change when a run is resumed.
         """
         found = {"participation": rnd.describe_participation(), "planned_rounds": self._config.rounds}
+        found |= {"device": self._devices[-1]} if len(self._devices) > 1 else {}
+        found |= {} if self.has_wire else {"in_process": True}
         return found | ({"link": self._config.link} if self._config.link else {})
 
     async def _evaluate_beside(self, found: FinishedRound) -> None:
@@ -360,7 +404,9 @@ class Coordinator:
             for name, layer in aggregation.items()
             if layer is not None
         }
-        kept = Checkpoint(point, index, steps, data, layers, records, kernel, self._seconds(), list(owed))
+        kept = Checkpoint(
+            point, index, steps, data, layers, records, kernel, self._seconds(), list(owed), self._devices
+        )
         await self._server.off_loop(self._checkpoints.save, kept)
 
     def _reach_durable_point(self) -> None:
@@ -488,23 +534,32 @@ class Coordinator:
         cohorts = [self._select_present(index) for index in range(self._num_rounds)]
         shapes = summary.build_shapes(self._problem, weights, cohorts)
         cost, fedavg = summary.predict_cost(self._problem, shapes), summary.compute_fedavg_cost(self._problem, shapes)
-        sizes = summary.summarise_bytes(rows, cost, fedavg, kernel, self._meter.note)
-        return summary.describe_run(self._config, self._server.run_id, self._num_rounds) | {
-            "stopped": self._stopped,
-            "caveat": summary.get_caveat(self._method, self._problem.params),
-            "accuracy": summary.summarise_accuracy(self._records.all()),
-            "reported": summary.collect_reported(
-                summary.list_reported(self._method, self._problem.params), self._records.all()
-            ),
-            "unanswered": summary.describe_unanswered(self._records.all()),
-            "privacy": self._summarise_privacy(rows),
-            "seconds": self._seconds(),
-            "time": summarise_time(self._server.timing.read()),
-            "model_sha256": summary.hash_model(weights),
-            "bytes": sizes,
-            "formula": compare_with_formula(sizes, cost, self._records.all()),
-            "exposure": summary.compute_exposure(rows, self._config.clients),
-        }
+        wireless = summary.describe_missing_wire(self._records.all(), has_wire=self.has_wire)
+        note = wireless or self._meter.note
+        sizes = summary.summarise_bytes(rows, cost, fedavg, None if wireless else kernel, note)
+        return (
+            summary.describe_run(self._config, self._server.run_id, self._num_rounds)
+            | {
+                "stopped": self._stopped,
+                "caveat": summary.get_caveat(self._method, self._problem.params),
+                "accuracy": summary.summarise_accuracy(self._records.all()),
+                "reported": summary.collect_reported(
+                    summary.list_reported(self._method, self._problem.params), self._records.all()
+                ),
+                "unanswered": summary.describe_unanswered(self._records.all()),
+                "privacy": self._summarise_privacy(rows),
+                "seconds": self._seconds(),
+                "time": summarise_time(self._server.timing.read()),
+                "devices": self._devices,
+                "client_devices": self._roster.count_devices(),
+                "model_sha256": summary.hash_model(weights),
+                "bytes": sizes,
+                "formula": compare_with_formula(sizes, cost, self._records.all()),
+                "exposure": summary.compute_exposure(rows, self._config.clients),
+            }
+            | describe_code(self._out, self._config)
+            | ({"in_process": True} if wireless else {})
+        )
 
     def _summarise_privacy(self, rows: ledger.Rows) -> dict[str, Any]:
         path, config = self._out / "privacy.jsonl", self._config.privacy

@@ -69,7 +69,7 @@ class Evaluator:
             features: list[torch.Tensor] = []
             labels: list[torch.Tensor] = []
             for x, y in self._test.batches(BATCH_SIZE):
-                features.append(model.features(x.to(self._device)).cpu())
+                features.append(model.features(x.to(self._device)))
                 labels.append(y)
                 if sum(map(len, labels)) >= _DB_EXAMPLES:
                     break
@@ -81,7 +81,7 @@ class Evaluator:
         null = null_value(x, activations, derive(self._problem.config.seed, "dcor-null"))
         real = distance_correlation(x, activations)
         return {
-            "davies_bouldin": davies_bouldin(torch.cat(features), torch.cat(labels)),
+            "davies_bouldin": davies_bouldin(torch.cat(features).cpu(), torch.cat(labels)),
             "split_layer": layer,
             "dcor": real.dcor,
             "dcor2": real.dcor2,

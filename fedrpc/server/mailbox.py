@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc import log
 from fedrpc.config import LimitsConfig
 from fedrpc.errors import MethodFailed
+from fedrpc.metrics.progress import Asked
+from fedrpc.server.board import Board
 from fedrpc.server.pace import MOMENT_S, PATIENCE_S
 from fedrpc.server.question import Question
 from fedrpc.server.roster import Link, Roster, Session
@@ -141,14 +143,19 @@ class Mailbox:
         self._ended: dict[str, None] = {}  # recently accepted: a second submission is a duplicate, not late
         self._finished: Finished | None = None
         self._ending = False
+        self._board = Board()
         self.durable = 0  # durable points so far
         self._log = log.get("mailbox")
 
     # The consumer's side
 
-    def post(self, tasks: Iterable[Task]) -> None:
-        """Enqueues tasks in the order in which they may be leased."""
+    def post(self, tasks: Sequence[Task]) -> None:
+        """Enqueues the tasks of a question that have no outcome yet, in the order in which they may be leased."""
+        self._board.show(tasks)
         for task in tasks:
+            if task.done:
+                self._note_end(task, task.outcome.result())
+                continue
             task.times.note_posted()
             task.number = self._num_posted
             self._num_posted += 1
@@ -186,6 +193,18 @@ class Mailbox:
     def num_waiting(self) -> int:
         """Tasks that are not leased."""
         return len(self._open) - len(self._busy)
+
+    def list_asked(self) -> list[Asked]:
+        """What became of the last question, client by client."""
+
+        def is_here(client: int) -> bool:
+            session = self._roster.get(client)
+            return session is not None and session.link is not None
+
+        def is_out(task_id: str) -> bool:
+            return task_id in self._open and self._open[task_id].leased
+
+        return self._board.list_asked(is_out, is_here)
 
     # The clients' side
 
@@ -362,6 +381,7 @@ class Mailbox:
     def _end(self, task: Task, outcome: Spooled | Missing, *, cancel: bool = False) -> None:
         self._remove(task)
         task.times.note_ended()
+        self._note_end(task, outcome)
         if self._busy.get(task.client) is task:
             self._unlease(task)
             session = self._roster.get(task.client)
@@ -371,6 +391,9 @@ class Mailbox:
             task.outcome.set_result(outcome)
         self._queue_next(task.client)
         self._lease_ready()
+
+    def _note_end(self, task: Task, outcome: Spooled | Missing) -> None:
+        self._board.note_end(task.task_id, outcome if isinstance(outcome, Missing) else None)
 
     # Time
 

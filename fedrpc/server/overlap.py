@@ -23,11 +23,12 @@ class EvaluationThread:
 
     Args:
         device: Where the evaluator's network runs.
+        thread: One thread; a new one when None.
     """
 
-    def __init__(self, evaluator: Evaluator, device: torch.device) -> None:
+    def __init__(self, evaluator: Evaluator, device: torch.device, thread: ThreadPoolExecutor | None = None) -> None:
         self._evaluator, self._device = evaluator, device
-        self._thread = ThreadPoolExecutor(1, "evaluation")
+        self._thread = thread or ThreadPoolExecutor(1, "evaluation")
         self._drawless: set[str] = set()  # what was seen to draw nothing from torch's global stream
 
     async def load(self, weights: Tensors) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fedrpc.config import RunConfig
 from fedrpc.errors import AnswerRefused, ConfigError, Diverged, FedrpcError, MethodFailed, QuorumError
+from fedrpc.server.code_changes import describe_remedy
 from fedrpc.server.mailbox import Missing
 
 _MAX_REASONS = 3  # in one message
@@ -26,7 +28,7 @@ def name_clients(clients: Sequence[int]) -> str:
 
 
 def build_quorum_error(
-    where: str, num_asked: int, needed: int, missing: Mapping[int, Missing], learning_rate: float
+    where: str, num_asked: int, needed: int, missing: Mapping[int, Missing], config: RunConfig
 ) -> FedrpcError:
     """The error that ends a run in which too few clients answered.
 
@@ -35,7 +37,6 @@ def build_quorum_error(
     Args:
         where: The round and the phase.
         needed: How many answers the quorum asks for.
-        learning_rate: The configured one, for training that diverged.
     """
     answered = num_asked - len(missing)
     failed = {client: why for client, why in missing.items() if why.failed}
@@ -54,9 +55,9 @@ def build_quorum_error(
         return QuorumError(f"{what}; run the same command again to go on from here")
     kinds, clients = {why.failed for why in failed.values()}, [c for c in failed if failed[c].failed != AnswerRefused]
     if kinds == {Diverged}:
-        rate = f"lower train.lr, which is {learning_rate:g}, and choose another --out"
+        rate = f"lower train.lr, which is {config.train.lr:g}, and choose another --out"
         return Diverged(f"{what}; {rate}; more is in the log of client {clients[0]}", clients)
     if not clients:  # their answers are kept, here and there, and would be taken again
         return AnswerRefused(f"{what}; correct the method, and choose another --out")
-    remedy = "correct the method, then run the same command again to go on from here"
+    remedy = f"{describe_remedy(config)} to go on from here"
     return MethodFailed(f"{what}; {remedy}; the traceback is in the log of client {clients[0]}", clients)

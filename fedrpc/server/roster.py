@@ -89,6 +89,7 @@ class Roster:
         self._gone_since: dict[int, float] = {}
         self._unlinked: set[int] = set()  # who has joined since it last had a stream
         self._joins: Counter[int] = Counter()
+        self._devices: dict[int, str] = {}  # by client, as its process said last
         self._opened = time.monotonic()
         self._num_opened = 0
         self._changed = asyncio.Event()
@@ -143,8 +144,11 @@ class Roster:
         self._without_link[session] = None
         return session
 
-    def attach(self, token: bytes, link: Link, certificate: bytes = b"") -> list[Session]:
+    def attach(self, token: bytes, link: Link, certificate: bytes = b"", device: str = "") -> list[Session]:
         """Gives the sessions of a Join to a stream; returns those that are still open.
+
+        Args:
+            device: What their process says that it trains on.
 
         Raises:
             UnknownSession: There is no such token.
@@ -162,7 +166,12 @@ class Roster:
             session.link, session.renews = link, True
             self._unlinked.discard(session.client)
             self._without_link.pop(session, None)
+            self._devices[session.client] = device or "unknown"
         return sessions
+
+    def count_devices(self) -> list[dict[str, str | int]]:
+        """What clients said last that they train on, and how many said so; that is no fact."""
+        return [{"said": said, "clients": count} for said, count in Counter(self._devices.values()).most_common()]
 
     def _forget_token(self, token: bytes) -> list[Session]:
         del self._certificates[token]
@@ -208,6 +217,16 @@ class Roster:
         return self._joins[client] > 1
 
     @property
+    def num_clients(self) -> int:
+        """How many clients the run has."""
+        return self._num_clients
+
+    @property
+    def num_linked(self) -> int:
+        """How many clients have a stream."""
+        return len(self._by_client) - len(self._without_link)
+
+    @property
     def all_linked(self) -> bool:
         """Whether every session has its stream."""
         return not self._without_link
@@ -220,11 +239,20 @@ class Roster:
 
     async def wait_for_all(self, timeout_s: float) -> list[int]:
         """Waits until every client has joined; returns the ids that are missing when time is up."""
+        await self.wait_for(self._num_clients, timeout_s)
+        return self.list_absent()
+
+    def list_absent(self) -> list[int]:
+        """The ids of the clients without a session."""
+        return [client for client in range(self._num_clients) if client not in self._by_client]
+
+    async def wait_for(self, number: int, timeout_s: float) -> bool:
+        """Waits until so many clients have joined; returns whether they had before time was up."""
         give_up = time.monotonic() + timeout_s
-        while len(self) < self._num_clients and (left := give_up - time.monotonic()) > 0:
+        while len(self) < number and (left := give_up - time.monotonic()) > 0:
             self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), min(left, 1.0))
             except TimeoutError:
                 continue
-        return [client for client in range(self._num_clients) if client not in self._by_client]
+        return len(self) >= number

@@ -30,6 +30,7 @@ from torch import nn
 
 from fedrpc import log
 from fedrpc.aggregation.aggregator import Aggregator, Combiner, find_combining_layer
+from fedrpc.data.examples import Examples
 from fedrpc.errors import AnswerRefused, Cancelled, FedrpcError, describe_exception
 from fedrpc.log import clean_text
 from fedrpc.methods.phases import Check, ClientId, Down, Phase, Reply, Up
@@ -83,13 +84,8 @@ class ServerContext:
 
     def expect(self, phase: Phase[Any, Any]) -> Expectation:
         """What the answers to a question can look like."""
-        config = self.problem.config
-        return Expectation(
-            phase,
-            epochs=config.train.epochs,
-            data_bytes=self._largest_data_bytes,
-            max_bytes=config.limits.max_message_bytes,
-        )
+        epochs, most = self.problem.config.train.epochs, self.problem.config.limits.max_message_bytes
+        return Expectation(phase, epochs=epochs, data_bytes=self._largest_data_bytes, max_bytes=most)
 
     @cached_property
     def _largest_data_bytes(self) -> int:
@@ -203,6 +199,11 @@ class ServerRound:
         except asyncio.CancelledError:
             stop.set()
             raise
+
+    def held_out(self) -> Examples:
+        """Real training examples that no client holds; the record says that they were asked for."""
+        self.record(held_out="real examples that no client holds")
+        return self._server.problem.load_held_out()
 
     async def save(self, state: Any) -> None:
         """Makes a state durable within a stage."""
@@ -391,7 +392,7 @@ class ServerRound:
         tasks = await self._make_tasks(phase, messages, self._next_step(phase), asked.expected)
         checks = (phase.check, check)
         self._attendance.apply(tasks, self._server.mailbox)
-        self._server.mailbox.post(task for task in tasks if not task.done)
+        self._server.mailbox.post(tasks)
         try:
             for task in tasks:
                 self._show_progress(phase, tasks)
@@ -530,7 +531,7 @@ class ServerRound:
         needed, answered = math.ceil(quorum * due), num_asked - len(missing)
         if answered < needed:
             where = f"round {self.index}, phase {phase.name}"
-            raise build_quorum_error(where, num_asked, needed, missing, self.env.train.lr)
+            raise build_quorum_error(where, num_asked, needed, missing, self._server.problem.config)
         failed = group_by_reason({client: what for client, what in missing.items() if what.failed})
         for reason in failed.keys() - self._warned:
             self._log.warning("clients_failed", phase=phase.name, clients=name_clients(failed[reason]), why=reason)

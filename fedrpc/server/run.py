@@ -20,23 +20,27 @@ import torch
 
 from fedrpc import log
 from fedrpc.clock import PauseDetector
-from fedrpc.config import RunConfig, build, list_differences, read_toml, to_toml
+from fedrpc.config import RunConfig, list_differences, read_stored, to_toml
 from fedrpc.data.partition_summary import summarize_partition
-from fedrpc.device import choose
+from fedrpc.device import choose, set_up
 from fedrpc.emulation.conditions import Conditions, describe_all
 from fedrpc.errors import ConfigError, Damaged, Unavailable
 from fedrpc.files import CHECKSUMS, RESTORE, explain_damage, find_changed, write_durably
 from fedrpc.metrics.timing import TIMING_FILE, TimingFile
+from fedrpc.owncode import FOLDER
 from fedrpc.privacy.heads import HEADS_FILE, HeadsFile
 from fedrpc.privacy.ledger import PrivacyFile, Stages
 from fedrpc.problem import Problem
 from fedrpc.process import freeze_memory, give_back_memory, return_freed_memory
 from fedrpc.server.app import GrpcServer, Health, Servicer
 from fedrpc.server.checkpoint import CheckpointFolder
+from fedrpc.server.code_changes import differ_only_in_code, keep_code, note_changed_code, refuse_changed_code
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.gatekeeper import Gatekeeper
 from fedrpc.server.mailbox import Mailbox
+from fedrpc.server.memory import MemoryServer
 from fedrpc.server.mistakes import ERROR_FILE, explaining_mistakes
+from fedrpc.server.progress import ProgressFile
 from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import Progress, ServerContext
 from fedrpc.server.selection import select_cohort
@@ -47,7 +51,7 @@ from fedrpc.tls.credentials import ServerTls
 from fedrpc.wire.ledger import EVALUATE, LedgerFile
 from fedrpc.wire.tcpinfo import Meter
 
-_BEFORE_BEGIN = ("lock", "config.toml.tmp")  # a kill may leave them alone
+_BEFORE_BEGIN = ("lock", "config.toml.tmp", FOLDER)  # a kill may leave them alone
 _SINCE_BEGIN = ("partition.json", "ledger.partial.jsonl", "ledger.jsonl", "records.jsonl", "spool", "summary.json")
 _TICK_S = 0.2  # how often time limits are looked at
 _TRIM_S = 60.0  # messages of many sizes, a million of them, leave holes in the heap that are as large as all the rest
@@ -70,10 +74,18 @@ class ServerOptions:
     health_listen: str | None = None
     metrics_listen: str | None = None
     reflection: bool | None = None  # None: on loopback only
+    allows_changed_code: bool = False  # of a run that is resumed
     linger: bool = False  # keep serving after the end, so that late clients learn of it
     outlived: bool = True  # by its clients, which look for it again when it was killed
     when_over: Callable[[], None] = lambda: None  # called when the run directory is complete
     conditions: Sequence[Conditions] = ()  # of its clients, where they are emulated
+    entrance: MemoryServer | None = None  # where clients of this process come in; None: gRPC's, on `listen`
+    start_threads: Callable[[int, str], ThreadPoolExecutor] = ThreadPoolExecutor
+
+    @property
+    def owns_process(self) -> bool:
+        """Whether the process is the server's alone, which then sets it up as it needs it."""
+        return self.entrance is None
 
 
 def lock(out: Path) -> IO[str]:
@@ -93,28 +105,34 @@ def lock(out: Path) -> IO[str]:
     return held
 
 
-def claim(out: Path, config: RunConfig) -> str:
+def claim(out: Path, config: RunConfig, *, allows_changed_code: bool = False) -> str:
     """Claims the run directory: the same configuration resumes its run, another one is refused.
+
+    Args:
+        allows_changed_code: Whether a run goes on with other versions of the user's own files, which is noted.
 
     Returns:
         The run's id, which is created once and then kept.
     """
     try:
-        return _claim(out, config)
+        return _claim(out, config, allows_changed_code)
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename or out}: {error.strerror}; choose another --out") from None
 
 
-def _claim(out: Path, config: RunConfig) -> str:
+def _claim(out: Path, config: RunConfig, allows_changed_code: bool) -> str:
     kept, named = out / "config.toml", out / "run_id"
     is_begun = named.exists() or any((out / name).exists() for name in _SINCE_BEGIN)
-    if kept.exists():
-        old = build(read_toml(kept))
-        if old.hash != config.hash:
+    old = read_stored(kept) if kept.exists() else config
+    if old.hash != config.hash:
+        if not differ_only_in_code(old, config):
             found = list_differences(old, config)
             apart = "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
             raise ConfigError(f"{out} holds another run ({apart}); choose another --out, or remove it")
+        if not allows_changed_code:
+            refuse_changed_code(out, old, config)
     if not is_begun:
+        keep_code(out, config)
         write_durably(kept, to_toml(config))
         run_id = f"{config.hash}-{uuid.uuid4().hex[:8]}"
         CheckpointFolder(out / "checkpoints", run_id).begin()
@@ -132,6 +150,10 @@ def _claim(out: Path, config: RunConfig) -> str:
         raise ConfigError(
             f"{out} has {last.round + 1} rounds already; --rounds {config.rounds} is fewer: choose another --out"
         )
+    if old.code == config.code:
+        keep_code(out, config)
+    else:
+        note_changed_code(out, old, config, last.round + 1 if last else 0)
     write_durably(kept, to_toml(config))
     return run_id
 
@@ -160,10 +182,11 @@ def load_finished(out: Path, config: RunConfig) -> dict[str, Any] | None:
 
 async def serve(config: RunConfig, options: ServerOptions, progress: Progress = lambda *_: None) -> dict[str, Any]:
     """Serves the run until it ends and returns its summary."""
-    return_freed_memory()
     torch.set_num_threads(config.train.threads)
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(explaining_mistakes(config.method, options.out))
+        if options.owns_process:
+            return_freed_memory()
+            stack.enter_context(explaining_mistakes(config, options.out))
         health = Health()
         stack.push_async_callback(health.stop)
         if options.health_listen:
@@ -171,9 +194,11 @@ async def serve(config: RunConfig, options: ServerOptions, progress: Progress = 
         # Off the event loop, which keeps answering probes: a large data set takes a while to load.
         problem, table = await asyncio.to_thread(_prepare, config, options.data_dir)
         device = choose(config.device)
-        freeze_memory()
+        set_up(device, deterministic=config.train.deterministic, tf32=config.train.tf32)
+        if options.owns_process:
+            freeze_memory()
         stack.enter_context(lock(options.out))  # only after the configuration proved valid
-        run_id = claim(options.out, problem.config)
+        run_id = claim(options.out, problem.config, allows_changed_code=options.allows_changed_code)
         (options.out / ERROR_FILE).unlink(missing_ok=True)  # of a mistake that may be corrected by now
         if done := load_finished(options.out, problem.config):
             log.get("server").info("already_finished", out=str(options.out))
@@ -229,9 +254,9 @@ async def _run_server(
     stack: contextlib.AsyncExitStack,
 ) -> dict[str, Any]:
     config, out = problem.config, options.out
-    max_connections = reserve_files(config.clients)
-    grpc_server = _listen(options, health, config.clients, max_connections)
-    work, io = (_start_pool(stack, *pool) for pool in ((1, "work"), (2, "io")))
+    max_connections = reserve_files(config.clients) if options.owns_process else 1
+    entrance = options.entrance or _listen(options, health, config.clients, max_connections)
+    work, io, beside = (_start_pool(stack, options, *pool) for pool in ((1, "work"), (2, "io"), (1, "evaluation")))
     book = stack.enter_context(contextlib.closing(LedgerFile(out)))
     privacy = stack.enter_context(contextlib.closing(PrivacyFile(out / "privacy.jsonl", _list_stages(problem))))
     heads = stack.enter_context(contextlib.closing(HeadsFile(out / HEADS_FILE, run_id)))
@@ -242,8 +267,9 @@ async def _run_server(
     listeners = [progress]
     notify = functools.partial(_notify, listeners)
     context = ServerContext(problem, run_id, mailbox, spool, work, io, device, progress=notify, timing=timing)
-    meter = Meter(grpc_server.port, local=True)
-    coordinator = Coordinator(context, roster, out, book, meter)
+    meter = Meter(entrance.port, local=True)
+    coordinator = Coordinator(context, roster, out, book, meter, beside, has_wire=options.owns_process)
+    await stack.enter_async_context(ProgressFile(out, run_id, coordinator, roster, mailbox, book))
     sockets, gatekeeper = Sockets(meter, max_connections), _appoint_gatekeeper(options, run_id, heads)
     servicer = Servicer(context, roster, coordinator, book, privacy, heads, sockets, gatekeeper)
     if options.metrics_listen:
@@ -253,9 +279,9 @@ async def _run_server(
         listeners.append(metrics.observe)
         stack.callback(serve_metrics(options.metrics_listen, metrics))
     try:
-        await grpc_server.start(servicer)
-        log.get("server").info("listening", address=grpc_server.address)
-        progress("listening", {"address": grpc_server.address})
+        await entrance.start(servicer)
+        log.get("server").info("listening", address=entrance.address)
+        progress("listening", {"address": entrance.address})
         finished = load_finished(out, config)
         result = finished or await _run_watched(coordinator, mailbox, servicer)
         coordinator.round = result["num_rounds"]
@@ -268,7 +294,7 @@ async def _run_server(
         return result
     finally:
         servicer.end()
-        await grpc_server.stop(0.5)
+        await entrance.stop(0.5)
 
 
 def _listen(options: ServerOptions, health: Health, num_clients: int, max_connections: int) -> GrpcServer:
@@ -294,9 +320,9 @@ def _appoint_gatekeeper(options: ServerOptions, run_id: str, heads: HeadsFile) -
     )
 
 
-def _start_pool(stack: contextlib.AsyncExitStack, size: int, name: str) -> ThreadPoolExecutor:
+def _start_pool(stack: contextlib.AsyncExitStack, options: ServerOptions, size: int, name: str) -> ThreadPoolExecutor:
     """Starts threads that are given up without waiting when the server ends."""
-    pool = ThreadPoolExecutor(size, name)
+    pool = options.start_threads(size, name)
     stack.callback(pool.shutdown, wait=False, cancel_futures=True)
     return pool
 
@@ -335,7 +361,8 @@ async def _watch(mailbox: Mailbox, coordinator: Coordinator, servicer: Servicer)
     for tick in range(10**12):
         await asyncio.sleep(_TICK_S)
         if pause_s := pauses.tick():
-            log.get("server").warning("stood_still", seconds=round(pause_s, 1), counted_against="nobody")
+            say = log.get("server").warning if coordinator.has_wire else log.get("server").debug  # there it is the rule
+            say("stood_still", seconds=round(pause_s, 1), counted_against="nobody")
         servicer.check_idle()
         mailbox.reap()
         if tick % 5 == 0:

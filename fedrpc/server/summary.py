@@ -43,6 +43,15 @@ class HasCaveat(Protocol):
         ...
 
 
+@runtime_checkable
+class Advises(Protocol):
+    """A method that says before the first round where the run's training does not suit it."""
+
+    def advise(self, env: Any) -> str:
+        """What is wrong, and the remedy; "" where nothing is."""
+        ...
+
+
 def list_reported(method: Any, params: Any) -> Sequence[ReportedValue]:
     """Lists the recorded values that a method wants shown."""
     return method.report_values(params) if isinstance(method, Reports) else ()
@@ -51,6 +60,11 @@ def list_reported(method: Any, params: Any) -> Sequence[ReportedValue]:
 def get_caveat(method: Any, params: Any) -> str:
     """Returns the method's caveat for these parameters, or ""."""
     return method.describe_caveat(params) if isinstance(method, HasCaveat) else ""
+
+
+def get_advice(method: Any, env: Any) -> str:
+    """Returns what the method has to say about the run's training, or ""."""
+    return method.advise(env) if isinstance(method, Advises) else ""
 
 
 # The latest recorded value of each goes into the summary.
@@ -109,6 +123,16 @@ def describe_unanswered(records: Sequence[Mapping[str, Any]]) -> str:
         return ""
     untrained = ", so nothing was learned" if len(reasons) == len(rounds) else ""
     return f"no client answered in {len(reasons)} of {len(rounds)} rounds{untrained}: {reasons[0]}"
+
+
+def describe_missing_wire(records: Sequence[Mapping[str, Any]], *, has_wire: bool) -> str:
+    """Says that server and clients were one process, if they were in any round; "" when there always was a wire."""
+    rounds = [row for row in records if row["event"] == "round_finished"]
+    without = sum(1 for row in rounds if row.get("in_process"))
+    if not without and has_wire:
+        return ""
+    how_many = "" if without == len(rounds) else f" in {without} of {len(rounds)} rounds"
+    return f"server and clients were one process{how_many}: messages were encoded, but no wire carried them"
 
 
 def predict_cost(problem: Problem, shapes: Shapes) -> Cost:
@@ -190,17 +214,20 @@ def compute_exposure(rows: ledger.Rows, num_clients: int) -> dict[str, float]:
 
 
 def summarise_bytes(
-    rows: ledger.Rows, cost: Cost, fedavg: Cost, kernel: Mapping[str, int], note: str
+    rows: ledger.Rows, cost: Cost, fedavg: Cost, kernel: Mapping[str, int] | None, note: str
 ) -> dict[str, Any]:
     """Builds the bytes part: three layers, the method's own bytes by kind, and its formula.
 
     Args:
-        note: Why the kernel's bytes are not exact; then they are at least those of the messages that they carried.
+        kernel: The kernel's bytes by direction; None when no wire carried them.
+        note: Why the kernel's bytes are not exact; then they are at least those of the messages that they carried. Or
+            why there are none.
     """
     sums = ledger.compute_totals(rows)
     for direction in ("down", "up"):
         total = sums["total"][direction]
-        total["kernel"] = max(kernel[direction], total["message"]) if note else kernel[direction]
+        counted = kernel[direction] if kernel else None
+        total["kernel"] = max(counted, total["message"]) if counted is not None and note else counted
     message = sum(sums["total"][d]["message"] for d in ("down", "up"))
     predicted = {
         d: {kind.label: size for kind, size in sorted(side.items())}
@@ -209,7 +236,7 @@ def summarise_bytes(
     baseline = sum(fedavg.down.values()) + sum(fedavg.up.values())
     measured = sum(sums["method"][d]["tensor"] for d in ("down", "up"))
     return sums | {
-        "transport": None if note else sum(kernel.values()) - message,
+        "transport": None if note or kernel is None else sum(kernel.values()) - message,
         "kernel_note": note,
         "predicted": {
             "total": sum(cost.down.values()) + sum(cost.up.values()),
@@ -243,6 +270,7 @@ def describe_run(config: RunConfig, run_id: str, num_rounds: int) -> dict[str, A
         "num_rounds": num_rounds,
         "seed": config.seed,
         "aggregators": list(config.layers),
+        "computing": {name: getattr(config.train, name) for name in ("precision", "tf32", "deterministic", "compile")},
         "version": fedrpc.__version__,
         "run_id": run_id,
         "config_hash": config.hash,

@@ -42,6 +42,11 @@ class StageClock:
         self._open: list[tuple[str, TaskTimes, float, float]] = []  # waits for tasks that have not ended
         self._since, self._entered_at = time.monotonic(), time.perf_counter()
 
+    @property
+    def part(self) -> Part:
+        """What is under way in the phase."""
+        return self._part
+
     def enter(self, phase: str, part: Part) -> None:
         """Begins a part of a phase."""
         self._switch(phase, part, None)

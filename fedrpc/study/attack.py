@@ -16,8 +16,6 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fedrpc import config as settings
@@ -32,11 +30,11 @@ from fedrpc.models import read_tensors
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive
 from fedrpc.server.checkpoint import CheckpointFolder
-from fedrpc.server.summary import hash_model
 from fedrpc.study.attacks import study, tracing
 from fedrpc.study.attacks.evidence import LEAST_AUX, SIZES, Effort, Evidence
 from fedrpc.study.attacks.rebuilding import Rebuilt
 from fedrpc.study.attacks.tracing import Candidate, Trace
+from fedrpc.study.model import load_weights
 from fedrpc.study.reading import Run, read_run
 from fedrpc.wire import stored
 from fedrpc.wire.message import Tensors
@@ -119,7 +117,7 @@ class PastRun:
     def __init__(self, request: Request, device: torch.device) -> None:
         self._device, self._state_dir = device, request.state_dir or request.folder / "clients"
         self.run: Run = read_run(request.folder)
-        self.problem = Problem(settings.build(settings.read_toml(request.folder / "config.toml")), request.data_dir)
+        self.problem = Problem(settings.open_run_config(request.folder), request.data_dir)
         self.config, self.method = self.problem.config, self.problem.method
         if (got := self.config.hash) != (expected := self.run.summary.get("config_hash", got)):
             raise Damaged(
@@ -136,14 +134,7 @@ class PastRun:
     @cached_property
     def weights(self) -> Tensors:
         """The final model, which every party knows."""
-        path = self.run.folder / "model.safetensors"
-        try:
-            found = load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from None
-        if (got := hash_model(found)) != (expected := self.run.summary["model_sha256"]):
-            raise ConfigError(f"{path} is not the run's model: expected {expected[:16]}, got {got[:16]}")
-        return found
+        return load_weights(self.run)
 
     @cached_property
     def clients(self) -> list[PastClient]:

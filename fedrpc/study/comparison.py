@@ -5,7 +5,8 @@ compare.json (sizes in bytes, accuracies in percent; `null` where a value does n
     schema        2
     version       of fedrpc
     planned       whether the runs were run to be compared, or are finished runs of any folders
-    setting       {dataset, partition, model, num_clients, clients_a_round, num_rounds, seed}: null where runs differ
+    setting       {dataset, partition, model, num_clients, clients_a_round, num_rounds, seed, precision}: null where
+                  runs differ
     seeds, grid   the seeds, and the values of each setting that differs by design
     differs       sentences about what else differs between the runs
     same          {partition_sha256, initial_model, cohorts}: why the runs compare like with like. `partition_sha256` is
@@ -45,8 +46,8 @@ compare.json (sizes in bytes, accuracies in percent; `null` where a value does n
       bytes.by_kind.<kind>    {down, up}.{measured, predicted}: tensor bytes of the method's own phases
       bytes.tensor            {measured, predicted}: their sums
       bytes.message           the method's own messages, both ways
-      bytes.kernel            everything that TCP carried, both ways
-      bytes.kernel_note       why that is not exact (a run that was resumed: a lower bound), or ""
+      bytes.kernel            everything that TCP carried, both ways; null for a run within one process
+      bytes.kernel_note       why that is not exact (a run that was resumed: a lower bound), or null; or ""
       overhead                tensor bytes over those of FedAvg's run, or of its formula if that had other rounds
       seconds, cpu_seconds, peak_bytes
       predicted               {link, seconds, until} over that link, or null; `until` has the seconds up to the end of
@@ -184,11 +185,12 @@ class Comparison:
         tables = [
             {name: run.summary[name] for name in ("dataset", "partition", "num_clients", "seed")}
             | {"clients_a_round": _get_cohort_size(run), "num_rounds": run.config.get("rounds")}
+            | {"precision": run.config.get("train", {}).get("precision", "fp32")}
             for _, run in self.runs
         ]
         models = [run.summary["model"] for cell, run in self.runs if not cell.model]
         tables += [{"model": model} for model in models]
-        names = ("dataset", "partition", "model", "num_clients", "clients_a_round", "num_rounds", "seed")
+        names = ("dataset", "partition", "model", "num_clients", "clients_a_round", "num_rounds", "seed", "precision")
         values = {name: [table[name] for table in tables if name in table] for name in names}
         return {
             name: found[0] if found and found.count(found[0]) == len(found) else None for name, found in values.items()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedrpc.config import flatten
 from fedrpc.errors import ConfigError
 from fedrpc.files import explain_damage
 from fedrpc.study.cells import OWN, Cell, Failure, format_setting
@@ -17,6 +18,7 @@ from fedrpc.study.comparison import NO_GOALS, Comparison, Goals
 from fedrpc.study.reading import Run, read_run
 
 # What may differ between runs that are compared: the method, and what does not change the result.
+_CODE = "code."  # settings of this table are the user's own files
 MAY_DIFFER = frozenset({"method", "params", "parallel", "device", "limits"})
 
 
@@ -47,8 +49,8 @@ def _check_alike(runs: Sequence[tuple[Cell, Run]], cell: Cell, run: Run) -> None
         by_design = {"seed", *(_find_setting(name) for name in (*cell.point, *other.point))}
         by_design |= {"model"} if cell.model != other.model else set()
         one, two = (_flatten_shared(each.config) for each in (first, run))
-        for name in sorted(one.keys() | two.keys()):
-            if name not in by_design and one.get(name) != two.get(name):
+        for name in sorted(_find_differing([one, two])):
+            if name not in by_design:
                 raise ConfigError(
                     f"its {name} is {two.get(name)!r}, that of {first.summary['method']} {one.get(name)!r}: not the "
                     f"same setting; {remedy}"
@@ -68,14 +70,8 @@ def _find_setting(name: str) -> str:
 
 def _flatten_shared(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that all methods have, by dotted name."""
-    return _flatten({name: value for name, value in config.items() if name not in MAY_DIFFER})
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in values.items():
-        out |= _flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return out
+    found = flatten({name: value for name, value in config.items() if name not in MAY_DIFFER})
+    return {name: value[:16] if name.startswith(_CODE) else value for name, value in found.items()}
 
 
 # What a comparison has written
@@ -139,8 +135,8 @@ def _name_cells(runs: Sequence[Run]) -> list[tuple[Cell, Run]]:
     several_models = len({run.summary["model"] for run in runs}) > 1
     found = []
     for run, table in zip(runs, tables, strict=True):
-        own = [_flatten(each.config.get("params", {}), OWN) for each in runs if _is_same_method(each, run)]
-        mine = table | _flatten(run.config.get("params", {}), OWN)
+        own = [flatten(each.config.get("params", {}), OWN) for each in runs if _is_same_method(each, run)]
+        mine = table | flatten(run.config.get("params", {}), OWN)
         point = {name: mine.get(name) for name in sorted(shared | _find_differing(own))}
         model = run.summary["model"] if several_models else ""
         found.append(Cell(run.summary["method"], run.summary["seed"], run.folder.absolute(), point, model))
@@ -158,7 +154,12 @@ def _is_same_method(one: Run, other: Run) -> bool:
 
 def _find_differing(tables: Sequence[Mapping[str, Any]]) -> set[str]:
     names = {name for table in tables for name in table}
-    return {name for name in names if any(table.get(name) != tables[0].get(name) for table in tables)}
+    return {name for name in names if len({json.dumps(value) for value in _list_values(tables, name)}) > 1}
+
+
+def _list_values(tables: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    """A setting's value in each run; an own file only where the run has it: a method brings its own."""
+    return [table.get(name) for table in tables if name in table or not name.startswith(_CODE)]
 
 
 def _describe_differences(runs: Sequence[Run]) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fedrpc import models
-from fedrpc.config import RunConfig, build, parse_params, read_toml
+from fedrpc.config import RunConfig, open_run_config, parse_params
 from fedrpc.errors import ConfigError, Damaged
 from fedrpc.methods import METHODS
 from fedrpc.methods.method import Method
@@ -186,7 +186,7 @@ def _load_facts(run: Path) -> tuple[Facts | None, list[str]]:
             "costs were not compared with the configuration: partition.json does not have num_train and shape"
         ]
     try:
-        config = build(read_toml(run / "config.toml"))
+        config = open_run_config(run)
         stages, without = _read_stages(run / "records.jsonl", config.rounds)
         if len(partition["num_train"]) != len(partition["n_kc"]):
             raise ValueError("num_train and n_kc are of different numbers of clients")
@@ -224,14 +224,18 @@ def _build_env(
             network: nn.Module = make()
             return network
 
+    def build_configured() -> nn.Module:
+        return models.build(config.model, shape, num_classes, norm=config.norm)
+
+    params = parse_params(config)
     return Env(
-        params=parse_params(config),
+        params=params,
         num_clients=config.clients,
         cohort_size=config.cohort_size,
         num_classes=num_classes,
         shape=shape,
         train=config.train,
-        model=lambda: build_network(lambda: method.network(lambda: models.build(config.model, shape, num_classes))),
+        model=lambda: build_network(lambda: method.network(build_configured, params)),
         build=lambda _, make: build_network(make),
         num_examples=lambda: num_train,
         bounds=None,

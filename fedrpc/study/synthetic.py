@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedrpc import models
-from fedrpc.config import build
+from fedrpc.config import open_run_config
 from fedrpc.device import choose
 from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.zero_shot import SyntheticBatch, ZeroShotParams, require_statistics, start_inversion
@@ -25,6 +23,7 @@ from fedrpc.metrics.evaluate import BATCH_SIZE, Evaluation, evaluate, iterate_ba
 from fedrpc.problem import Problem
 from fedrpc.seeds import derive
 from fedrpc.study.generated import Generated, MakesPictures, study_generated
+from fedrpc.study.model import load_weights
 from fedrpc.study.reading import Run, read_run
 
 
@@ -69,7 +68,7 @@ def study_synthetic(
             without effect where the method generates images itself.
     """
     run = read_run(folder)
-    problem = Problem(build(run.config), data_dir)
+    problem = Problem(open_run_config(folder), data_dir)
     if isinstance(problem.method, MakesPictures):
         return study_generated(run, problem, oracle_epochs)
     own = problem.params if isinstance(problem.params, ZeroShotParams) else ZeroShotParams()
@@ -89,11 +88,8 @@ def _load_model(run: Run, problem: Problem) -> nn.Module:
             f"the run in {run.folder} was trained with DP-SGD, which puts GroupNorm in place of BatchNorm: there are "
             "no statistics to make inputs from; give a run without --dp-sgd"
         )
-    path, model = run.folder / "model.safetensors", problem.copy_network()
-    try:
-        models.load(model, load_file(path))
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+    model = problem.copy_network()
+    models.load(model, load_weights(run))
     require_statistics("fedrpc synthetic", model)
     return model
 

@@ -160,7 +160,7 @@ def predict(run: Run, conditions: Sequence[Conditions], *, cores: int | None) ->
         cores: As in `play`.
 
     Raises:
-        ConfigError: The run has no timing.jsonl.
+        ConfigError: The run has no timing.jsonl, or had no wire.
     """
     by_client, permits = dict(enumerate(conditions)), int(run.config.get("limits", {}).get("transfers", 4))
     rounds: dict[int, RoundTime] = defaultdict(RoundTime)
@@ -177,11 +177,11 @@ def predict_over(run: Run, link: str | None) -> tuple[str, Prediction] | None:
     """Predicts a run over a link, or over its own if it was emulated, for clients with machines of their own.
 
     Returns:
-        The link's name and the prediction; None when there is no link, or the run did not measure time.
+        The link's name and the prediction; None when there is no link, or the run measured no time, or not on a wire.
     """
     own = run.summary.get("emulated", {})
     name = link or own.get("link")
-    if not name or next(iter(run.timing()), None) is None:
+    if not name or run.summary.get("in_process") or next(iter(run.timing()), None) is None:
         return None
     num_clients, seed = int(run.summary["num_clients"]), int(run.summary["seed"])
     conditions = assign_conditions(link, own.get("speed"), num_clients, seed) if link else read_conditions(run)
@@ -199,6 +199,11 @@ def measure(run: Run) -> Prediction:
 
 
 def _require_timing(run: Run) -> Iterable[TaskRow | PhaseRow]:
+    if run.summary.get("in_process"):
+        raise ConfigError(
+            f"{run.folder} is of a run within one process, in which clients took turns and no wire was measured: run "
+            "it with processes, without in_process=True and with another folder"
+        )
     rows = list(run.timing())
     if not rows:
         raise ConfigError(

@@ -19,6 +19,7 @@ from fedrpc.config import PrivacyConfig, TrainConfig
 from fedrpc.data.examples import Examples
 from fedrpc.errors import ConfigError
 from fedrpc.privacy.mechanisms import ZERO_OUT, Coverage, Guarantee, History, Trainings, public
+from fedrpc.training.batches import load_batch
 from fedrpc.training.dpsgd_plan import plan_cost
 from fedrpc.training.loop import TrainReport, build_optimizer
 from fedrpc.training.losses import Loss
@@ -99,7 +100,7 @@ class DpSgd:
             _attach_on_grad(optimizer, on_grad, model)
             for index in _sample_batches(batches, steps):
                 check()
-                self._step(wrapped, optimizer, loss, data.batch(index), device)
+                self._step(wrapped, optimizer, loss, load_batch(data, index, device))
         wrapped.to_standard_module()
         history = tuple((float(n), float(q), int(s)) for n, q, s in engine.accountant.history)
         covered = self._trainings.add(self._build_guarantee(history))
@@ -134,12 +135,11 @@ class DpSgd:
         optimizer: DPOptimizer,
         loss: Loss,
         batch: tuple[Tensor, Tensor],
-        device: torch.device,
     ) -> None:
         x, y = batch
         optimizer.zero_grad(set_to_none=True)
         if len(y):
-            loss(model, x.to(device), y.to(device)).backward()  # type: ignore[no-untyped-call]
+            loss(model, x, y).backward()  # type: ignore[no-untyped-call]
             self._check_terms(model)
         else:  # an empty sample: noise alone, charged like any step
             for parameter in optimizer.params:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fedrpc.config import TrainConfig
 from fedrpc.data.examples import Examples
 from fedrpc.privacy.mechanisms import Mechanism
+from fedrpc.training.acceleration import Precision, accelerating, wants_channels_last
+from fedrpc.training.batches import load_batches
 from fedrpc.training.losses import Loss
-
-_BLOCK_BYTES = 8 << 20  # of examples that are gathered at a time
 
 
 @dataclass(frozen=True)
@@ -42,34 +42,11 @@ def compute_learning_rate(config: TrainConfig, round_index: int) -> float:
 def build_optimizer(config: TrainConfig, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """A new optimizer: one for each client and round."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # All parameters in one operation on a GPU, where each one has its price; on a CPU the bits would be others.
+    fused = True if trainable and all(parameter.is_cuda for parameter in trainable) else None
     if config.optimizer == "adam":
-        return torch.optim.Adam(trainable, lr=lr, weight_decay=config.weight_decay)
-    return torch.optim.SGD(trainable, lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
-
-
-def slice_batches(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Consecutive slices; a last one of a single example joins its neighbour, because BatchNorm fails on it."""
-    starts = list(range(0, len(order), size))
-    if len(starts) > 1 and len(order) - starts[-1] == 1:
-        starts.pop()
-    for number, start in enumerate(starts):
-        yield order[start : starts[number + 1]] if number + 1 < len(starts) else order[start:]
-
-
-def load_batches(
-    data: Examples, order: np.ndarray, batch_size: int, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Loads the batches of an epoch onto a device, many at a time, since every gathering call has a cost."""
-    batches, first, at_a_time = list(slice_batches(order, batch_size)), 0, 1
-    while first < len(batches):
-        block = batches[first : first + at_a_time]
-        x, y = (values.to(device) for values in data.batch(np.concatenate(block)))
-        first += len(block)
-        at_a_time = max(1, len(block) * _BLOCK_BYTES // max(1, x.nbytes))
-        start = 0
-        for index in block:
-            yield x[start : start + len(index)], y[start : start + len(index)]
-            start += len(index)
+        return torch.optim.Adam(trainable, lr=lr, weight_decay=config.weight_decay, fused=fused)
+    return torch.optim.SGD(trainable, lr=lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused)
 
 
 def train(
@@ -97,23 +74,63 @@ def train(
     """
     size = len(data) if draw is None else min(draw, len(data))
     model.train()
-    optimizer = build_optimizer(config, model, lr)
-    losses, steps = [], 0
-    for _ in range(config.epochs if epochs is None else epochs):
-        values: list[Tensor] = []
-        sizes: list[int] = []
-        for x, y in load_batches(data, order.permutation(len(data))[:size], config.batch_size, device):
-            check()
-            optimizer.zero_grad(set_to_none=True)
-            value = loss(model, x, y)
-            value.backward()  # type: ignore[no-untyped-call]
-            if on_grad is not None:
-                on_grad(model)
-            optimizer.step()
-            values.append(value.detach())
-            sizes.append(len(y))
-        # Read once an epoch: reading a value of a device waits for all work before it.
-        means = torch.stack(values).tolist() if values else []
-        losses.append(sum(mean * count for mean, count in zip(means, sizes, strict=True)) / size if size else 0.0)
-        steps += len(values)
-    return TrainReport(size, steps, tuple(losses))
+    with accelerating(model, config, device):
+        steps = _Steps(model, loss, config, lr, device, on_grad)
+        for _ in range(config.epochs if epochs is None else epochs):
+            for x, y in load_batches(data, order.permutation(len(data))[:size], config.batch_size, device):
+                check()
+                steps.take(x, y)
+            steps.end_epoch()
+        return steps.report(size)
+
+
+class _Steps:
+    """The steps of one training, which wait for the device only when all are taken."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        config: TrainConfig,
+        lr: float,
+        device: torch.device,
+        on_grad: Callable[[nn.Module], None] | None,
+    ) -> None:
+        self._model, self._loss, self._on_grad = model, loss, on_grad
+        self._optimizer, self._precision = build_optimizer(config, model, lr), Precision(config, device)
+        self._relays = wants_channels_last(config, device)
+        self._values: list[Tensor] = []  # of this epoch, on the device
+        self._epochs: list[Tensor] = []  # the values of those before it
+        self._sizes: list[list[int]] = [[]]  # of the batches, by epoch
+
+    def take(self, x: Tensor, y: Tensor) -> None:
+        """Trains on one batch."""
+        if self._relays and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        self._optimizer.zero_grad(set_to_none=True)
+        with self._precision.casting():
+            value = self._loss(self._model, x, y)
+        self._precision.differentiate(value, self._optimizer)
+        if self._on_grad is not None:
+            self._on_grad(self._model)
+        self._precision.step(self._optimizer)
+        self._values.append(value.detach())
+        self._sizes[-1].append(len(y))
+
+    def end_epoch(self) -> None:
+        """Puts the epoch's losses together, still on the device."""
+        if self._values:
+            self._epochs.append(torch.stack(self._values))
+        self._sizes.append([])
+        self._values = []
+
+    def report(self, size: int) -> TrainReport:
+        """The result, once the device has computed all of it.
+
+        Args:
+            size: The number of examples in an epoch.
+        """
+        means = iter(torch.cat(self._epochs).tolist() if self._epochs else [])
+        losses = [sum(next(means) * count for count in sizes) / size if size else 0.0 for sizes in self._sizes[:-1]]
+        num_steps = sum(map(len, self._sizes)) - self._precision.count_left_out()
+        return TrainReport(size, num_steps, tuple(losses))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from fedrpc.errors import Diverged, MethodFailed
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 
+DEVICE_BYTES = 80  # of the text with which a process says what it trains on
+
 # Failures that would happen again, by what a run ends with that has too many of them.
 FAILURE_CODES: dict[type[MethodFailed], pb.Failure.Code.ValueType] = {
     MethodFailed: pb.Failure.CODE_MISTAKE,

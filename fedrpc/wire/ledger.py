@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import WireError
-from fedrpc.files import Appended, explain_damage, read_lines, write_atomically
+from fedrpc.files import Appended, explain_damage, read_lines, sync, write_atomically, write_durably
 from fedrpc.wire.frames import Inline, count_field_bytes, count_message_bytes
 from fedrpc.wire.kinds import DIRECTIONS, Direction, Kind
 from fedrpc.wire.message import part
@@ -80,7 +80,7 @@ class Attempt:
 
     def add(self, kind: Kind, serialised_bytes: int, tensor_bytes: int = 0) -> None:
         """Counts one message of `serialised_bytes`."""
-        self._get_sums(kind).add(Sums(tensor_bytes, count_message_bytes(serialised_bytes), 1))
+        self._count(kind, Sums(tensor_bytes, count_message_bytes(serialised_bytes), 1))
 
     def add_first(self, serialised_bytes: int, inline: Iterable[Inline], other_bytes: int = 0) -> Rows:
         """Counts the first frame of a message.
@@ -97,16 +97,18 @@ class Attempt:
         own -= session._add_inline(Kind.ENVELOPE, other_bytes + SEAL_BYTES, 0)
         for kind, size, tensor_bytes in inline:
             own -= self._add_inline(kind, size, tensor_bytes)
-        self._get_sums(Kind.ENVELOPE).add(Sums(0, own, 1))
+        self._count(Kind.ENVELOPE, Sums(0, own, 1))
         return session.rows
 
     def _add_inline(self, kind: Kind, size: int, tensor_bytes: int) -> int:
-        self._get_sums(kind).add(Sums(tensor_bytes, size, 0))
+        self._count(kind, Sums(tensor_bytes, size, 0))
         return size
 
-    def _get_sums(self, kind: Kind) -> Sums:
+    def _count(self, kind: Kind, sums: Sums) -> None:
+        if self.phase == SESSION:
+            sums.tensor_bytes = 0  # it carries text, such as the ledgers that are compared at the end
         key = Key(self.round, self.phase, kind.label, self.direction, self.client, self.attempt)
-        return self.rows.setdefault(key, Sums())
+        self.rows.setdefault(key, Sums()).add(sums)
 
     def close(self, *, aborted: bool = False) -> Rows:
         """Returns the rows, marked as aborted when the transfer did not complete."""
@@ -183,8 +185,8 @@ class LedgerFile:
     """The server's ledger on disk: rows of finished rounds in ledger.jsonl, of the current one in a journal.
 
     The journal's first line says how many bytes of ledger.jsonl are valid, so a crash at any moment neither loses a row
-    nor counts one twice. Each further line is one booking, whole or not at all. Late rows for a key that was written
-    before (a retry, a resumed run) are added to its row.
+    nor counts one twice. Each further line is one booking, whole or not at all. Late rows of a round that was written
+    before (a late answer, a resumed run) get there by a new file in the old one's place, for readers who follow it.
 
     Attributes:
         kernel: The kernel's bytes (sent, received) of the whole run, as they were last noted.
@@ -296,20 +298,30 @@ class LedgerFile:
     def end_round(self) -> None:
         """Writes the current rows to ledger.jsonl, durably, and starts a new journal."""
         if any(key.round <= self._last_round for key in self.current):
-            self.current = self.read_all_rows()
-            self._size = 0
-            self._journal.close()
-            self._start_journal()
-        self._journal.sync()
-        with contextlib.closing(Appended(self.path, self._size)) as file:
-            text = "".join(to_json(key, sums) + "\n" for key, sums in sorted(self.current.items())).encode()
-            file.add(text, sync=True)
-            self._size += len(text)
+            self._write_anew()
+        else:
+            self._journal.sync()
+            with contextlib.closing(Appended(self.path, self._size)) as file:
+                file.add(text := self._list_lines(), sync=True)
+                self._size += len(text)
         self._last_round = max((key.round for key in self.current), default=self._last_round)
         self.current, self.num_resumed = {}, 0
         self._whole.clear()
         self._journal.close()
         self._start_journal()
+
+    def _write_anew(self) -> None:
+        """Replaces ledger.jsonl by one that has the current rows where they belong."""
+        self.current = self.read_all_rows()
+        self._size = 0
+        self._journal.close()
+        self._start_journal()
+        sync(self.path.parent)  # until ledger.jsonl is replaced, whoever recovers must find all rows in the journal
+        write_durably(self.path, text := self._list_lines())
+        self._size = len(text)
+
+    def _list_lines(self) -> bytes:
+        return "".join(to_json(key, sums) + "\n" for key, sums in sorted(self.current.items())).encode()
 
     def find_next_attempts(self, round_index: int) -> Callable[[str, int], int]:
         """Returns what gives the number of the next delivery of a phase to a client.
@@ -334,7 +346,7 @@ class LedgerFile:
     def read_all_rows(self) -> Rows:
         """Reads every row of the run so far."""
         rows: Rows = {}
-        for key, sums in read_rows(self.path):
+        for key, sums in read_rows(self.path) if self._size else ():
             merge(rows, {key: sums})
         merge(rows, self.current)
         return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from cryptography import x509
 from fedrpc import cli, errors
 from fedrpc.config import LimitsConfig, build
 from fedrpc.deploy import shape
-from fedrpc.deploy.render import configuration, render
+from fedrpc.deploy.render import configuration, render, render_run
 from fedrpc.deploy.shape import Deployment
 from fedrpc.server.app import SERVICE
 from fedrpc.server.mailbox import Mailbox
@@ -65,11 +66,29 @@ def test_an_overlay_fits_a_run_of_somebody_elses(overlay: str, tmp_path: Path) -
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_api_takes_every_object(overlay: str, version: str) -> None:
+    check_api(kept(overlay), version)
+
+
+def check_api(documents: list[Manifest], version: str) -> None:
     checker = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate, of the dev extras, is not here")
     wanted = checker.latest_version() if version == "latest" else version
-    for document in kept(overlay):
+    for document in documents:
         if (document["apiVersion"], document["kind"]) not in FOREIGN:
             checker.validate(document, wanted, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_api_takes_a_queued_run(version: str) -> None:
+    """As the others, and what Kueue asks of a Job: its label on it, and requests in every container."""
+    documents = list(yaml.safe_load_all(render_run({}, {"image": "fedrpc:1", "queue": "user-queue"})))
+    check_api(documents, version)
+    check_consistent(documents)
+    job = the(documents, "Job", "client")
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "user-queue"
+    assert set(main(job["spec"]["template"])["resources"]["requests"]) == {"cpu", "memory"}
+    config = build(tomllib.loads(the(documents, "ConfigMap", "run")["data"]["run.toml"]))
+    assert math.isinf(config.limits.queue_s), "the server waits as long as the queue does"
+    assert "activeDeadlineSeconds" not in job["spec"], "and so do the clients"
 
 
 # Against the programs
@@ -78,7 +97,12 @@ def test_the_api_takes_every_object(overlay: str, version: str) -> None:
 def pods(documents: list[Manifest]) -> dict[str, Manifest]:
     """The pod templates by program."""
     found = {"StatefulSet": "server", "Job": "client"}
-    return {found[d["kind"]]: d["spec"]["template"] for d in documents if d["kind"] in found}
+    return {found[d["kind"]]: d["spec"]["template"] for d in documents if d["kind"] in found and not is_check(d)}
+
+
+def is_check(document: Manifest) -> bool:
+    """Whether an object belongs to the Job that checks a GPU, and to no run."""
+    return document["metadata"]["labels"].get("app.kubernetes.io/component") == "gpu-check"
 
 
 def main(template: Manifest) -> Manifest:
@@ -240,6 +264,27 @@ def test_gpu_clients_take_a_gpu_and_nothing_else_in_its_place() -> None:
     assert parsed("client", template, JOB_COMPLETION_INDEX="0")["device"] == "cuda"
     assert main(template)["image"].endswith("-cuda")
     assert parsed("client", pods(kept("cpu"))["client"], JOB_COMPLETION_INDEX="0")["device"] == "cpu"
+
+
+def test_a_gpu_is_checked_by_a_job_that_reaches_nobody() -> None:
+    documents = kept("gpu")
+    job, policy = the(documents, "Job", "gpu-check"), the(documents, "NetworkPolicy", "gpu-check")["spec"]
+    template = job["spec"]["template"]
+    container = main(template)
+    assert container["command"] == ["fedrpc"]
+    context = typer.main.get_command(cli.app).make_context("fedrpc", list(container["args"]))
+    command = typer.main.get_command(cli.app).get_command(context, container["args"][0])
+    said = command.make_context("gpu-check", list(container["args"][1:])).params
+    assert said["device"] == "cuda", "not auto: a pod without a GPU has nothing to check"
+    mounts = [Path(mount["mountPath"]) for mount in container["volumeMounts"]]
+    assert any(said["out"].is_relative_to(path) for path in mounts)
+    assert {mount["name"] for mount in container["volumeMounts"]} == {v["name"] for v in template["spec"]["volumes"]}
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert container["image"] == main(pods(documents)["client"])["image"]
+    assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert (policy["ingress"], policy["egress"]) == ([], [])
+    run = [the(documents, kind, "client")["spec"] for kind in ("PodDisruptionBudget",)]
+    assert not any(each["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items() for each in run)
 
 
 def find_files(template: Manifest, folder: Path, **env: str) -> dict[str, Path]:

@@ -25,7 +25,7 @@ from fedrpc.models.state import load
 from fedrpc.problem import Problem
 from fedrpc.report.words import describe_reported
 from fedrpc.server.rounds import ServerRound
-from fedrpc.server.summary import HasCaveat, Reports, hash_model
+from fedrpc.server.summary import Advises, HasCaveat, Reports, hash_model
 from fedrpc.study.attack import SharesItems
 from fedrpc.study.generated import MakesPictures
 from fedrpc.wire import stored
@@ -65,7 +65,8 @@ ABILITIES: dict[type, set[str]] = {
     SharesItems: {"fedbr", "feddata", "fedmix", "flea", "naivemix"},
     MakesPictures: {"feddpms", "mpgan", "mpgan-ac"},
     Reports: {"feddpms", "fedzdac", "fedzdas", "mpgan", "mpgan-ac"},
-    HasCaveat: {"mpgan"},
+    HasCaveat: {"ccvr", "mpgan"},
+    Advises: {"fedgen", "flea"},
 }
 # The methods whose server looks at single clients' updates, which some aggregators hide.
 LOOK_AT_UPDATES = {"fedgen", "fedzdas", "qffl", "toy-loyal"}

@@ -193,6 +193,9 @@ CALLS: dict[str, Callable[[], Any]] = {
         ],
     ),
     "attach": lambda: pb.Frame(session=SESSION, attach=pb.Attach(token=b"token", config_hash="01ab")),
+    "attach_of_device": lambda: pb.Frame(
+        session=SESSION, attach=pb.Attach(token=b"token", config_hash="01ab", device="cuda a GPU, torch 2.15.0  ")
+    ),
     "heartbeat": lambda: pb.Frame(session=SESSION, heartbeat=pb.Heartbeat()),
     "heartbeat_echo": lambda: pb.Frame(session=SESSION, heartbeat=pb.Heartbeat(durable=9)),
     "cancel": lambda: pb.Frame(

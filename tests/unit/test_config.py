@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import tomllib
 from pathlib import Path
 
@@ -126,6 +128,13 @@ def test_a_client_computes_the_hash_that_the_server_has(values: dict[str, object
     assert theirs.model_copy(update={"seed": 1}).hash != ours.hash
 
 
+def test_a_client_learns_a_limit_that_is_none() -> None:
+    ours = config.build(config.parse_set(["limits.deadline_s=inf", "limits.queue_s=inf"]))
+    assert config.parse_join_config(ours.dump_for_join()).limits.deadline_s == math.inf
+    assert "queue_s" not in ours.dump_for_join(), "clients need not know it, and those of 0.1.0 would refuse it"
+    assert config.build(tomllib.loads(config.to_toml(ours))) == ours
+
+
 def test_the_cohort_has_at_least_one_client() -> None:
     assert config.build({"clients": 10, "fraction": 0.01}).cohort_size == 1
     assert config.build({"clients": 100, "fraction": 0.1}).cohort_size == 10
@@ -172,6 +181,27 @@ def test_a_run_keeps_the_name_that_it_had_before_links_came() -> None:
     assert config.build({}).hash == "2099d7053e46919b"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"precision": "bf16"}, {"tf32": True}, {"deterministic": False}, {"channels_last": True}, {"compile": "on"}],
+)
+def test_how_training_computes_is_part_of_a_run_where_it_is_not_the_default(change: dict[str, object]) -> None:
+    plain, changed = config.build({}), config.build({"train": change})
+    assert plain.hash != changed.hash
+    assert config.parse_join_config(changed.dump_for_join()).hash == changed.hash
+    [name] = change
+    assert name not in json.loads(plain.dump_for_join())["train"], "older clients know nothing of it"
+
+
+@pytest.mark.parametrize("change", [{"precision": "bf16"}, {"tf32": True}, {"compile": "graphs"}])
+def test_private_training_is_fp32_as_its_guarantee_is(change: dict[str, object]) -> None:
+    [name] = change
+    private = {"privacy": {"dp_sgd": {"noise_multiplier": 1.0}}}
+    with pytest.raises(ConfigError, match=rf"DP-SGD needs train\.{name} "):
+        config.build(private | {"train": change})
+    config.build(private | {"train": {"deterministic": False}})
+
+
 def test_a_trace_is_kept_in_the_configuration(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("client,first,last\n0,2,5\n")
@@ -210,3 +240,8 @@ def test_a_byte_budget_has_a_unit_and_changes_no_name(text: str | int, size: int
 def test_a_byte_budget_that_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"limits\.byte_budget"):
         config.build({"limits": {"byte_budget": text}})
+
+
+def test_every_setting_is_described() -> None:
+    """In `fedrpc list settings`, in completion and on the reference page."""
+    assert not [name for name, field in config.list_settings() if not field.description]

@@ -73,3 +73,9 @@ def test_tracebacks_of_our_own_are_whole(lines):
     found = json.loads(lines.getvalue())["exception"]
     assert "x" * 3000 in found
     assert "\n" in found
+
+
+def test_a_stream_that_was_closed_loses_lines_and_ends_nothing():
+    with logging("text") as out:
+        out.close()
+        log.get("test").warning("client_missing")

@@ -41,11 +41,12 @@ def train_generator(
     if moments:
         load_optimizer(optimizer, moments)
     generator.train()
-    total = 0.0
+    values: list[Tensor] = []
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
         value = loss()
         value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        total += float(value.detach())
-    return read_tensors(generator), read_optimizer(optimizer), total / steps if steps else 0.0
+        values.append(value.detach())
+    total = sum(torch.stack(values).tolist()) if values else 0.0  # read once: reading waits for the device
+    return read_tensors(generator), read_optimizer(optimizer), total / max(steps, 1)

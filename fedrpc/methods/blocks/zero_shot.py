@@ -94,7 +94,7 @@ def require_statistics(what: str, model: nn.Module) -> None:
     if not find_norm_layers(model):
         raise ConfigError(
             f"{what} synthesises data from the statistics of BatchNorm layers, but {type(model).__name__} has no such "
-            "layer; choose another --model, such as zda-mnist or zda-cifar"
+            "layer; choose another --model that has some (zda-mnist and zda-cifar do, for images), or another --method"
         )
 
 
@@ -165,8 +165,9 @@ class Inversion:
         self._x = start.clone(memory_format=layout)
         self._clamp()
         self._adam = torch.optim.Adam([self._x.requires_grad_()], lr=params.synthesis_lr, fused=True)
-        self._best, self._best_loss = self._x.detach().clone(), math.inf
-        self._losses: list[float] = []
+        # On the device, like the choice of the best: reading a loss in each iteration would wait for the device.
+        self._best, self._best_loss = self._x.detach().clone(), start.new_full((), math.inf)
+        self._first_loss: Tensor | None = None
 
     def _apply_norm(self, layer: Norm, z: Tensor) -> Tensor:
         weights = self._params.mean_weight, self._params.std_weight
@@ -180,12 +181,16 @@ class Inversion:
         self._distances.clear()
         wrong = F.cross_entropy(self._frozen(self._x), self._y)
         loss = self._params.class_weight * wrong + torch.stack(self._distances).sum()
-        value = float(loss.detach())
-        self._losses.append(value)
-        if value < self._best_loss:
-            self._best.copy_(self._x.detach())
-            self._best_loss = value
+        self._keep_best(loss.detach())
         return loss
+
+    @torch.no_grad()
+    def _keep_best(self, value: Tensor) -> None:
+        if self._first_loss is None:
+            self._first_loss = value
+        is_better = value < self._best_loss
+        torch.where(is_better, self._x, self._best, out=self._best)
+        self._best_loss = torch.where(is_better, value, self._best_loss)
 
     @torch.no_grad()
     def _clamp(self) -> None:
@@ -207,7 +212,8 @@ class Inversion:
         with torch.no_grad():
             self._evaluate()  # the result of the last step
         best = self._best.to("cpu", memory_format=torch.contiguous_format)
-        return SyntheticBatch(best, self._y.cpu(), self._best_loss, self._losses[0])
+        assert self._first_loss is not None
+        return SyntheticBatch(best, self._y.cpu(), float(self._best_loss), float(self._first_loss))
 
 
 def start_inversion(

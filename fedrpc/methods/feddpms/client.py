@@ -99,7 +99,7 @@ def _encode(ctx: ClientContext[FedDpmsParams], model: Dpms, positions: Tensor) -
     """The latent vectors of the client's examples at these positions."""
     data = ctx.data.train.subset(positions.numpy())
     with torch.no_grad():
-        return torch.cat([model.features(x.to(ctx.device)).cpu() for x, _ in data.batches(_BATCH)])
+        return torch.cat([model.features(x.to(ctx.device)) for x, _ in data.batches(_BATCH)]).cpu()
 
 
 def share_filtered_means(ctx: ClientContext[FedDpmsParams], model: Dpms, msg: ShareRequest) -> SharedMeans:
@@ -139,7 +139,7 @@ def share_filtered_means(ctx: ClientContext[FedDpmsParams], model: Dpms, msg: Sh
 
 def share_private_means(ctx: ClientContext[FedDpmsParams], model: Dpms) -> SharedMeans:
     """Private mode: exactly `alpha` noisy copies of each mean of exactly `m` bounded latent vectors."""
-    params, clip = ctx.params, ctx.params.choose_clip(model.latent)
+    params, clip, unit = ctx.params, ctx.params.choose_clip(model.latent), not model.code
     classes, y = rank_abundant_classes(count_classes(ctx), params.n, params.least), ctx.data.train.y
     numbers = torch.from_numpy(ctx.rng("means").permutation(len(y)))
     latents, labels = build_empty_rows(params.n, params.alpha, model.latent)
@@ -147,8 +147,10 @@ def share_private_means(ctx: ClientContext[FedDpmsParams], model: Dpms) -> Share
         if c == NONE:
             continue
         chosen = choose_members(y, c, params.m, numbers)
-        latents[row], labels[row] = bound_latents(_encode(ctx, model, chosen), clip).mean(dim=0), c
-    covered = build_mechanism(latent=model.latent, alpha=params.alpha, m=params.m, sigma=params.sigma, clip=clip)
+        latents[row], labels[row] = bound_latents(_encode(ctx, model, chosen), clip, unit=unit).mean(dim=0), c
+    covered = build_mechanism(
+        latent=model.latent, alpha=params.alpha, m=params.m, sigma=params.sigma, clip=clip, unit=unit
+    )
     return SharedMeans(
         NoisyMeans(
             ctx.release("means.latents", latents.flatten(0, 1), covered),

@@ -25,6 +25,7 @@ class FedDpmsParams(Params):
     """The paper's values for Fashion-MNIST; it has alpha 200 and sigma 4 for CIFAR-10, and n 10 for CIFAR-100."""
 
     mode: Literal["paper", "private"] = Field("paper", description="as published, or with noise that gives a guarantee")
+    vae: Literal["paper", "code"] = Field("paper", description="auto-encoder of its tables, or of the authors' code")
     preliminary: int = Field(20, ge=0, description="rounds before means are shared; the paper: 40 % of a run")
     lam: float = Field(0.05, ge=0, description="weight of divergence and reconstruction in preliminary rounds")
     alpha: int = Field(50, ge=0, description="noisy means of each class; 0 shares nothing")
@@ -50,7 +51,10 @@ class FedDpmsParams(Params):
         return self.sync_decoder or (self.alpha > 0 and round_index == self.preliminary - 1)
 
     def choose_clip(self, latent: int) -> float:
-        """The largest norm of a latent vector in private mode: half of the unit cube's diagonal by default."""
+        """The largest norm of a latent vector in private mode: half of the unit cube's diagonal by default.
+
+        Two such vectors are at most the cube's diagonal apart, with a bound on each value or without one.
+        """
         return float(latent**0.5 / 2 if self.clip is None else self.clip)
 
 

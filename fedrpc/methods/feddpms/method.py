@@ -11,6 +11,9 @@ Modes:
   class. Which `m` follows from positions and labels alone, so that one record changes one member of a mean. The noise
   covers the latent means alone, given the received model; weights and class indices are not covered.
 
+`vae = "code"` is the auto-encoder of the authors' code, network and losses: on `dpms-code`, which it takes by itself
+and FedAvg takes as `--model`. Its latent mean has no sigmoid; in `private` mode clipping alone bounds latent vectors.
+
 Departs from the paper:
 - sigma is the noise's standard deviation itself (equation 1); records have the epsilons of its three readings.
 - No client is matched with itself, or with one that has none of the classes in question; ties go to the lower id.
@@ -27,12 +30,13 @@ first, so a client that lacks more than `n` classes names the lowest of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedrpc.data.examples import Examples
 from fedrpc.errors import ConfigError
@@ -83,7 +87,7 @@ from fedrpc.methods.method import (
     register,
 )
 from fedrpc.methods.tools import Pictures, ReportedValue
-from fedrpc.models.dpms import require_latent
+from fedrpc.models.dpms import Dpms, DpmsCode, require_latent
 from fedrpc.models.state import load, read_tensors
 from fedrpc.privacy.mechanisms import Histories, public
 from fedrpc.training.losses import cross_entropy
@@ -104,10 +108,18 @@ class FedDpms(Method[State, FedDpmsParams]):
         "the run no epsilon, and the means are covered for other neighbours than DP-SGD covers"
     )
 
+    def network(self, build: Callable[[], nn.Module], params: FedDpmsParams) -> nn.Module:
+        """The configured network, or that of the authors' code in its place."""
+        network = build()
+        if params.vae == "paper" or not isinstance(network, Dpms) or network.code:
+            return network
+        return DpmsCode(network.shape, network.classifier.out_features, network.latent)
+
     def check(self, env: Env[FedDpmsParams]) -> None:
         """Refuses other networks, data without bounds, and parameters with which no means could be shared."""
         params, name = env.params, self.name
-        require_latent(env.model(), name)
+        if require_latent(env.model(), name).code and params.vae == "paper":
+            raise ConfigError("model 'dpms-code' is the authors' auto-encoder: set params.vae=code, or --model dpms")
         Pixels.of(env, name)
         if params.n > env.num_classes:
             raise ConfigError(f"params.n = {params.n} classes, but the data has {env.num_classes}; lower it")
@@ -231,7 +243,14 @@ class FedDpms(Method[State, FedDpmsParams]):
             return super().expect_cost(phase, env, training)
         if params.filters or not params.alpha:
             return {}
-        latent = require_latent(env.model(), self.name).latent
-        clip = params.choose_clip(latent)
-        mechanism = build_mechanism(latent=latent, alpha=params.alpha, m=params.m, sigma=params.sigma, clip=clip)
+        network = require_latent(env.model(), self.name)
+        clip = params.choose_clip(network.latent)
+        mechanism = build_mechanism(
+            latent=network.latent,
+            alpha=params.alpha,
+            m=params.m,
+            sigma=params.sigma,
+            clip=clip,
+            unit=not network.code,
+        )
         return mechanism.guarantee.histories

@@ -32,6 +32,7 @@ HOLDS = {
     "private": "for the latent means alone, given the received model and the named classes; weights and class indices "
     "are not covered",
 }
+UNBOUNDED = "no guarantee: latent vectors of the code's network have no bound, so no noise covers their means"
 
 
 def clip_norms(z: Tensor, bound: float) -> Tensor:
@@ -40,34 +41,39 @@ def clip_norms(z: Tensor, bound: float) -> Tensor:
     return shrunk
 
 
-def bound_latents(z: Tensor, clip: float) -> Tensor:
-    """Latent vectors as the sensitivity assumes them: values in [0, 1], and a 2-norm of at most `clip`.
+def bound_latents(z: Tensor, clip: float, *, unit: bool = True) -> Tensor:
+    """Latent vectors as the sensitivity assumes them: a 2-norm of at most `clip`, and values in [0, 1] if `unit`.
 
     A sigmoid gives such values, but for a network that overflows; what is not a number becomes 0, since otherwise a
     server could send weights with which one record decides whether the mean is a number.
     """
-    return clip_norms(z.nan_to_num(0.0).clamp(0, 1), clip)
+    finite = z.nan_to_num(0.0, posinf=0.0, neginf=0.0)
+    return clip_norms(z.nan_to_num(0.0).clamp(0, 1) if unit else finite, clip)
 
 
-def compute_sensitivity(latent: int, m: int, clip: float | None = None) -> float:
-    """The largest change of the mean of m latent vectors in [0, 1], in the 2-norm, when one is replaced.
+def compute_sensitivity(latent: int, m: int, clip: float | None = None, *, unit: bool = True) -> float:
+    """The largest change of the mean of m latent vectors, in the 2-norm, when one is replaced.
 
-    Two vectors are at most the cube's diagonal apart. Since no value is negative, no angle between two vectors is more
-    than a right one, so that clipped vectors are at most `sqrt(2) clip` apart.
+    Two vectors with values in [0, 1] are at most the cube's diagonal apart. Since no value is negative, no angle
+    between them is more than a right one, so that clipped ones are at most `sqrt(2) clip` apart. Vectors of any values
+    are up to `2 clip` apart, or, if they are not clipped, infinitely far.
 
     Args:
         latent: Length of a vector.
         clip: The largest 2-norm of a vector, if vectors are clipped.
+        unit: Whether all values are in [0, 1].
     """
+    if not unit:
+        return math.inf if clip is None else 2 * clip / m
     across = math.sqrt(latent)
     return (across if clip is None else min(across, math.sqrt(2) * clip)) / m
 
 
-def build_mechanism(*, latent: int, alpha: int, m: int, sigma: float, clip: float) -> Mechanism:
+def build_mechanism(*, latent: int, alpha: int, m: int, sigma: float, clip: float, unit: bool = True) -> Mechanism:
     """The Gaussian mechanism for means of exactly m bounded vectors, of which a record is in one at most."""
     return Gaussian(
         sigma,
-        compute_sensitivity(latent, m, clip),
+        compute_sensitivity(latent, m, clip, unit=unit),
         draws=alpha,
         adjacency=SAME_LABEL,
         covers="between neighbours with the same label, conditional on the received model; not of weights and classes",
@@ -81,7 +87,7 @@ def list_noise_readings(sigma: float, m: int) -> dict[str, float]:
 
 
 def compute_epsilons(
-    *, latent: int, alpha: int, n: int, m: int, sigma: float, clip: float | None = None
+    *, latent: int, alpha: int, n: int, m: int, sigma: float, clip: float | None = None, unit: bool = True
 ) -> list[dict[str, Any]]:
     """Claimed and audited epsilons of one client's means, a row for each reading and delta.
 
@@ -91,6 +97,7 @@ def compute_epsilons(
         n: Means, each of another class.
         m: Latent vectors in a mean.
         clip: Their largest 2-norm, if they are clipped.
+        unit: Whether their values are in [0, 1].
 
     Returns:
         Rows with `claimed` (one coordinate, one draw, classic bound), `one_draw` (the whole vector), `class_draws`
@@ -100,7 +107,7 @@ def compute_epsilons(
     """
     rows = []
     for reading, std in list_noise_readings(sigma, m).items():
-        mu = compute_sensitivity(latent, m, clip) / std if std else math.inf
+        mu = compute_sensitivity(latent, m, clip, unit=unit) / std if std else math.inf
         for delta in DELTAS:
             rows.append(
                 {
@@ -118,12 +125,15 @@ def compute_epsilons(
 
 def build_privacy_record(env: Env) -> dict[str, Any]:
     """The privacy part of a run's records: its parameters, the epsilons, and when they hold."""
-    params, latent = env.params, require_latent(env.model(), "feddpms").latent
+    params, network = env.params, require_latent(env.model(), "feddpms")
+    latent, unit = network.latent, not network.code
     setting = {"latent": latent, "alpha": params.alpha, "n": params.n, "m": params.m, "sigma": params.sigma}
     clip = None if params.filters else params.choose_clip(latent)
-    rows, holds = compute_epsilons(**setting, clip=clip), HOLDS[params.mode]
+    rows, holds = compute_epsilons(**setting, clip=clip, unit=unit), HOLDS[params.mode]
+    if params.filters and not unit:
+        holds = UNBOUNDED
     draws = {"one_draw": 1, "class_draws": params.alpha, "all_draws": params.alpha * params.n}
-    means = f"{holds}; {describe_audit(rows, draws, compute_sensitivity(latent, params.m, clip))}"
+    means = f"{holds}; {describe_audit(rows, draws, compute_sensitivity(latent, params.m, clip, unit=unit))}"
     return setting | {"clip": clip, "used": "sigma", "holds": holds, "means": means, "rows": rows}
 
 

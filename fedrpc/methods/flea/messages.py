@@ -30,10 +30,19 @@ class FleaParams(Params):
     a: float = Field(2.0, gt=0, description="mix-up weights are sampled from Beta(a, a)")
     lambda1: float = Field(1.0, ge=0, description="weight of the distillation from the received model")
     lambda2: float = Field(3.0, ge=0, description="weight of the distance correlation")
+    lambda2_decay: float = Field(
+        0.0, ge=0, description="lambda2 falls by this in every round (the authors' code: 0.1) ..."
+    )
+    lambda2_min: float = Field(1.0, ge=0, description="... down to this, if it starts above it")
+    decorrelation: Literal["dcor2", "dcor"] = Field("dcor2", description="equation 8, or its root (the authors' code)")
     split_layer: int | None = Field(None, ge=0, description="the cut; the network's default when left out")
     transport: Literal["float32", "float16", "bfloat16"] = Field("float32", description="dtype of activations")
     max_buffer: ByteSize = Field(ByteSize(1 << 30), gt=0, description="largest buffer in bytes, or like '512MiB'")
     measure: int = Field(32, ge=0, description="examples in a client's distance correlation; 0 measures none")
+
+    def compute_lambda2(self, round_index: int) -> float:
+        """The weight of the distance correlation in a round."""
+        return max(self.lambda2 - self.lambda2_decay * round_index, min(self.lambda2, self.lambda2_min))
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class Objective:
         cut: The stage after which networks are cut.
         received: The received network, which is frozen; without it there is no distillation.
         buffer: The activations to mix with; None in the first round.
+        lambda2: The round's weight of the distance correlation.
         order: Shuffles the buffer.
         weights: Samples the weights of the mix-up.
     """
@@ -40,10 +41,12 @@ class Objective:
         received: nn.Module | None,
         buffer: Features | None,
         *,
+        lambda2: float,
         order: np.random.Generator,
         weights: np.random.Generator,
     ) -> None:
         self._params, self._cut, self._buffer, self._weights = params, layer, buffer, weights
+        self._lambda2 = lambda2
         self._received_tail = cut(received.eval().requires_grad_(False), layer)[1] if received is not None else None
         self._order = EndlessOrder(order, len(buffer.labels)) if buffer is not None else None
 
@@ -58,9 +61,18 @@ class Objective:
             with torch.no_grad():
                 log_g = F.log_softmax(self._received_tail(activations), dim=1)
             loss = loss + self._params.lambda1 * kl_divergence(log_p, log_g)
-        if self._params.lambda2:
-            loss = loss + self._params.lambda2 * dcor2(require_stages(model, "flea").select_input(x), own)
+        if self._lambda2:
+            loss = loss + self._lambda2 * self._correlate(require_stages(model, "flea").select_input(x), own)
         return loss
+
+    def _correlate(self, x: Tensor, own: Tensor) -> Tensor:
+        """How much the activations reveal of the inputs."""
+        squared = dcor2(x, own)
+        if self._params.decorrelation == "dcor2":
+            return squared
+        # The root has an infinite gradient at 0: a batch of one, or of equal examples, gets 0 and no gradient.
+        known = squared > 0
+        return torch.where(known, torch.where(known, squared, torch.ones_like(squared)).sqrt(), squared)
 
     def _mix_batch(self, own: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
         """Equation 2: mixed activations and label distributions, each pair with a weight of its own."""

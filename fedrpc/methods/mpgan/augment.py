@@ -12,11 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedrpc.data.examples import Examples
 from fedrpc.methods.blocks.mixup import EndlessOrder
 from fedrpc.methods.method import ClientId, Round
 from fedrpc.methods.mpgan.messages import AUGMENT, LabelledPortion, State
 from fedrpc.methods.mpgan.schedule import count_added_images
 
+_REAL_BATCH = 100
 Candidates = tuple[Tensor, Tensor, Tensor]  # images, their labels, and which of these are confident
 Labeller = Callable[[Tensor, Tensor | None], Candidates]  # of images and the labels that they were generated for
 
@@ -53,6 +55,14 @@ def build_labeller(classifier: nn.Module, tau: float, device: torch.device) -> L
         return x, y.cpu(), confidence.cpu() >= tau
 
     return label
+
+
+def iterate_real(examples: Examples, rng: np.random.Generator) -> Iterator[Candidates]:
+    """Endless batches of real images with their own labels, in one random order after the other."""
+    order = EndlessOrder(rng, len(examples))
+    while True:
+        x, y = examples.batch(order.take(_REAL_BATCH))
+        yield x, y, torch.ones(len(y), dtype=torch.bool)
 
 
 def collect_pool(batches: Iterator[Candidates], num_wanted: int, num_classes: int, max_candidates: int) -> LabelledPool:

@@ -46,7 +46,11 @@ def pack(network: nn.Module, optimizer: torch.optim.Adam) -> Tensor:
     for parameter in network.parameters():
         slots = optimizer.state[parameter]
         values += [slots["step"], slots["exp_avg"], slots["exp_avg_sq"]]
-    return torch.cat([value.detach().flatten().float().cpu() for value in values])  # counters are exact up to 2^24
+    flat = [value.detach().flatten().float() for value in values]  # counters are exact up to 2^24
+    if there := [part for part in flat if part.is_cuda]:  # Adam's steps are on the CPU
+        copies = iter(torch.split(torch.cat(there).cpu(), [len(part) for part in there]))  # one wait, not hundreds
+        flat = [next(copies) if part.is_cuda else part for part in flat]
+    return torch.cat(flat)
 
 
 def unpack(network: nn.Module, optimizer: torch.optim.Adam, values: Tensor) -> None:

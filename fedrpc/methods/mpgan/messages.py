@@ -33,6 +33,7 @@ REPORTED = (
         },
     ),
 )
+PERFECT = "clients get real images that no client holds in place of generated ones: for comparison only"
 ORACLE = "labels of generated images come from an oracle that sees all raw data: for comparison only, not private"
 
 
@@ -76,8 +77,11 @@ class GanParams(Params):
 
 
 class MpGanParams(GanParams):
-    """How images get their labels."""
+    """Where images come from, and how they get their labels."""
 
+    images: Literal["generated", "held-out"] = Field(
+        "generated", description="held-out: real images that nobody has instead, the most that any generator could give"
+    )
     labels: Literal["pseudo", "oracle"] = Field("pseudo", description="oracle sees all raw data: for comparison")
     tau: float = Field(0.9, ge=0, le=1, description="least confidence in a label")
     oracle_epochs: int = Field(5, ge=1, description="epochs of the oracle's training")

@@ -14,6 +14,9 @@ Departs from the thesis and its code:
 - Each client has images of its own, sampled at random; in the code all have the same 48.
 - No head that tells paths apart: its weight in the code is 0. `diversity` pushes paths apart at the server instead.
 
+`images = "held-out"` is the control with perfect images: real ones that no client holds, with their true labels, and no
+GAN phase.
+
 Where the thesis is silent: `warm_up`, `tau`, and that a client samples a new real batch in each step. A pool that came
 out smaller than a client's share is repeated for it; one below `min_pool` of the wanted size is not distributed.
 """
@@ -37,7 +40,15 @@ from fedrpc.methods.blocks.pool import Nothing
 from fedrpc.methods.blocks.updates import release_update
 from fedrpc.methods.fedavg import FIT, FedAvg, Global, Update
 from fedrpc.methods.method import ClientContext, ClientId, Cost, Env, Method, Round, Shapes, on, refused, register
-from fedrpc.methods.mpgan.augment import LabelledPool, Labeller, build_labeller, collect_pool, distribute_level
+from fedrpc.methods.mpgan.augment import (
+    Candidates,
+    LabelledPool,
+    Labeller,
+    build_labeller,
+    collect_pool,
+    distribute_level,
+    iterate_real,
+)
 from fedrpc.methods.mpgan.client import load_discriminator, sample_real, save_discriminator
 from fedrpc.methods.mpgan.game import Canvas, Game, build_gan_record, play_step
 from fedrpc.methods.mpgan.gan import MultiPath, compute_feedback, discriminator_loss
@@ -45,6 +56,7 @@ from fedrpc.methods.mpgan.messages import (
     AUGMENT,
     GAN_STEP,
     ORACLE,
+    PERFECT,
     REPORTED,
     Feedback,
     GanParams,
@@ -80,11 +92,16 @@ class GanMethod(Method[State, G]):
     def check(self, env: Env[G]) -> None:
         """Refuses data that are no images of the right size."""
         size = env.params.size
-        if env.bounds is None or len(env.shape) != 3 or max(env.shape[1:]) > size:
+        shape = "x".join(map(str, env.shape))
+        if env.bounds is None or len(env.shape) != 3:
             raise ConfigError(
-                f"{self.name} generates images of up to {size}x{size}, but examples are "
-                f"{'x'.join(map(str, env.shape))}{' signals' if env.bounds is None else ''}; choose another --dataset, "
-                "or params.size=64"
+                f"{self.name} generates images, but examples are signals or rows of a table, of {shape} values; choose "
+                "another --dataset or another --method"
+            )
+        if max(env.shape[1:]) > size:
+            raise ConfigError(
+                f"{self.name} generates images of up to {size}x{size}, but examples are {shape}; choose another "
+                "--dataset, or params.size=64"
             )
 
     # Networks
@@ -119,6 +136,9 @@ class GanMethod(Method[State, G]):
 
     async def setup(self, state: State, rnd: Round[G]) -> State:
         """Trains the generator, or takes an earlier run's."""
+        if self.takes_real(rnd.params):
+            rnd.held_out()  # raises where there are none, before any round
+            return state
         if rnd.params.gan is not None:
             return await rnd.compute(self._adopt_generator, state, rnd, Path(rnd.params.gan))
         game = await rnd.compute(Game, self, state, rnd)
@@ -160,6 +180,10 @@ class GanMethod(Method[State, G]):
 
     # Labelling
 
+    def takes_real(self, params: G) -> bool:
+        """Whether clients get real images instead of generated ones."""
+        return False
+
     def name_labeller(self, params: G) -> str:
         """Where labels come from, for the records."""
         raise NotImplementedError
@@ -193,14 +217,17 @@ class GanMethod(Method[State, G]):
         wanted = max(count_added_images(rnd.params.levels, index, count) for count in rnd.env.num_examples())
         if not wanted:
             return LabelledPool(torch.empty(0, *rnd.env.shape), torch.empty(0, dtype=torch.int64), 0, 0, 0)
+        candidates = await self._list_candidates(state, rnd, index)
+        limit = wanted * rnd.params.max_candidates
+        return await rnd.compute(collect_pool, candidates, wanted, rnd.env.num_classes, limit)
+
+    async def _list_candidates(self, state: State, rnd: Round[G], index: int) -> Iterator[Candidates]:
+        """Endless batches of labelled images for one level."""
+        rng = rnd.rng("pool", index)
+        if self.takes_real(rnd.params):
+            return iterate_real(rnd.held_out(), rng)
         label = await self.prepare_labeller(state, rnd)
-
-        def work() -> LabelledPool:
-            images = self.generate_inputs(state, rnd.env, rnd.rng("pool", index), rnd.device)
-            limit = wanted * rnd.params.max_candidates
-            return collect_pool((label(x, y) for x, y in images), wanted, rnd.env.num_classes, limit)
-
-        return await rnd.compute(work)
+        return (label(x, y) for x, y in self.generate_inputs(state, rnd.env, rng, rnd.device))
 
     def generate_inputs(
         self, state: State, env: Env[G], rng: np.random.Generator, device: torch.device
@@ -252,7 +279,8 @@ class GanMethod(Method[State, G]):
     def cost(self, shapes: Shapes[G]) -> Cost:
         """FedAvg's; 4 P b d_x both ways for each GAN step of each client; each image and its label once."""
         env, p, cost = shapes.env, shapes.env.params, FedAvg().cost(shapes)
-        steps = 0 if p.gan else p.steps * min(env.cohort_size, sum(count > 0 for count in shapes.num_examples))
+        asked = min(env.cohort_size, sum(count > 0 for count in shapes.num_examples))
+        steps = 0 if p.gan or self.takes_real(p) else p.steps * asked
         batch_bytes = 4 * p.paths * p.batch * env.shape[0] * p.size**2
         cost.add("down", Kind.IMAGES, steps * (batch_bytes + (8 * p.batch if self.conditional else 0)))
         cost.add("up", Kind.FEEDBACK, steps * batch_bytes)
@@ -265,8 +293,10 @@ class GanMethod(Method[State, G]):
         cost.add("down", Kind.IMAGES, sum(sizes) * (4 * shapes.sample_floats + 8), at_most=True)
         return cost.add("down", Kind.SCALARS, 8 * sum(size > 0 for size in sizes), at_most=True)
 
-    def generate_pictures(self, state: State, env: Env[G], count: int, rng: np.random.Generator) -> Pictures:
+    def generate_pictures(self, state: State, env: Env[G], count: int, rng: np.random.Generator) -> Pictures | None:
         """Fresh images of each path, pictures of the training, and the images that clients were given."""
+        if self.takes_real(env.params):
+            return None
         images, _ = next(self.generate_inputs(state, env, rng, torch.device("cpu")))
         by_path = images.reshape(env.params.paths, -1, *env.shape)[:, :count]
         canvas, sheets = Canvas(env), state.sheets
@@ -283,17 +313,24 @@ class MpGan(GanMethod[MpGanParams]):
     dp_sgd = refused("discriminators have a training loop of their own, and their feedback would leave uncovered")
 
     def describe_caveat(self, params: MpGanParams) -> str:
-        """Says that labels come from the oracle, if they do."""
-        return ORACLE if params.labels == "oracle" else ""
+        """Says that images are real, or that labels come from the oracle, if they do."""
+        return PERFECT if self.takes_real(params) else ORACLE if params.labels == "oracle" else ""
+
+    def takes_real(self, params: MpGanParams) -> bool:
+        """Whether clients get real images that nobody has."""
+        return params.images == "held-out"
 
     def check(self, env: Env[MpGanParams]) -> None:
         """Also refuses labels from an untrained classifier."""
         super().check(env)
-        if env.params.labels == "pseudo" and not env.params.warm_up and env.params.a_f != "0":
+        needs_classifier = env.params.labels == "pseudo" and not self.takes_real(env.params)
+        if needs_classifier and not env.params.warm_up and env.params.a_f != "0":
             raise ConfigError("params.labels=pseudo needs a trained classifier; set params.warm_up to 1 or more")
 
     def name_labeller(self, params: MpGanParams) -> str:
         """Where labels come from, for the records."""
+        if self.takes_real(params):
+            return PERFECT
         return ORACLE if params.labels == "oracle" else "the global classifier"
 
     async def prepare_labeller(self, state: State, rnd: Round[MpGanParams]) -> Labeller:

@@ -139,8 +139,8 @@ def accuracy(learned: Items, heldout: Items, *, epochs: int, rng: np.random.Gene
         optimizer.step()
         schedule.step()
     with torch.no_grad():
-        predicted = torch.cat([net(part.to(device)).argmax(dim=1).cpu() for part in batches(heldout.items, 8 * BATCH)])
-    return 100.0 * float((predicted == heldout.marked).double().mean())
+        predicted = torch.cat([net(part.to(device)).argmax(dim=1) for part in batches(heldout.items, 8 * BATCH)])
+    return 100.0 * float((predicted.cpu() == heldout.marked).double().mean())
 
 
 def select_sizes(sizes: Sequence[int], num_auxiliary: int) -> tuple[int, ...]:

@@ -536,18 +536,22 @@ class Attach(_message.Message):
 
     TOKEN_FIELD_NUMBER: _builtins.int
     CONFIG_HASH_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     token: _builtins.bytes
     config_hash: _builtins.str
     """of the RunConfig that the process trains with: the server refuses any but its own"""
+    device: _builtins.str
+    """what the process says that it trains on; filled up with spaces, so that an Attach has as"""
     def __init__(
         self,
         *,
         token: _builtins.bytes = ...,
         config_hash: _builtins.str = ...,
+        device: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_hash", b"config_hash", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_hash", b"config_hash", "device", b"device", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

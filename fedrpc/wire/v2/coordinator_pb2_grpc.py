@@ -6,7 +6,7 @@ import warnings
 
 from fedrpc.wire.v2 import coordinator_pb2 as fedrpc_dot_wire_dot_v2_dot_coordinator__pb2
 
-GRPC_GENERATED_VERSION = '1.82.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -26,7 +26,7 @@ if _version_not_supported:
     )
 
 
-class CoordinatorStub:
+class CoordinatorStub(object):
     """One server serves one run. Clients sit behind NAT, so clients initiate every call.
     """
 
@@ -53,7 +53,7 @@ class CoordinatorStub:
                 _registered_method=True)
 
 
-class CoordinatorServicer:
+class CoordinatorServicer(object):
     """One server serves one run. Clients sit behind NAT, so clients initiate every call.
     """
 
@@ -104,7 +104,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Coordinator:
+class Coordinator(object):
     """One server serves one run. Clients sit behind NAT, so clients initiate every call.
     """
 

@@ -118,7 +118,7 @@ class Held(Gated):
         super().check(env)
         self._gates = env.params.gates
 
-    def network(self, build: Callable[[], nn.Module]) -> nn.Module:
+    def network(self, build: Callable[[], nn.Module], params: Params) -> nn.Module:
         def stop(module: nn.Module, _: object) -> None:
             if not module.training:
                 pass_gate(self._gates, "evaluate")

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import sys
+from typing import Literal
 
 import pytest
+from pydantic import Field
 
 from fedrpc import models
 from fedrpc.catalog import read_catalog
 from fedrpc.cli import describe, listing
 from fedrpc.errors import UnknownName
 from fedrpc.methods import METHODS
-from fedrpc.methods.method import Method, refused
+from fedrpc.methods.method import Method, Params, refused
 
 
 def test_the_catalog_is_what_is_registered() -> None:
@@ -70,3 +72,28 @@ def test_a_new_file_works_before_the_catalog_knows_it(monkeypatch: pytest.Monkey
     assert "fedprox" in list(METHODS)
     with pytest.raises(UnknownName, match="Did you mean 'fedprox'"):
         METHODS.check("fedproxy")
+
+
+class Chosen(Params):
+    """One field of each kind."""
+
+    way: Literal["slow", "fast"] = Field("slow", description="how it goes")
+    named: Literal["on", "off"] | None = Field(None, description="on: it goes; off: it stays")
+    count: int = Field(3, description="how often")
+    is_on: bool = False
+    layers: tuple[str, ...] = ("mean",)
+
+
+@pytest.mark.parametrize(
+    ("name", "about"),
+    [("way", "how it goes (slow, fast)"), ("named", "on: it goes; off: it stays"), ("count", "how often")],
+)
+def test_values_to_choose_from_are_told_where_the_words_do_not_name_them(name: str, about: str) -> None:
+    assert describe.describe_field(Chosen.model_fields[name]) == about
+
+
+@pytest.mark.parametrize(
+    ("name", "default"), [("named", "none"), ("count", "3"), ("is_on", "false"), ("layers", '["mean"]')]
+)
+def test_defaults_are_written_as_in_toml(name: str, default: str) -> None:
+    assert describe.format_default(Chosen.model_fields[name]) == default

@@ -57,7 +57,7 @@ def test_models_are_counted_for_their_own_data() -> None:
 
 def test_a_partitions_syntax_follows_its_signature() -> None:
     written = {name: listing.write_syntax(name, PARTITIONERS[name]) for name in PARTITIONERS}
-    assert written["shards"] == "shards:z [,strict]"
+    assert written["shards"] == "shards:z [,strict] [,of=N]"
     assert written["iid"] == "iid [:stratified]"
     assert written["natural"] == "natural"
     assert written["dirichlet"].startswith("dirichlet:alpha [,balance=false] [,equal_size] [,min_size=N]")

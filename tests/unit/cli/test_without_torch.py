@@ -70,8 +70,8 @@ def test_listings_import_no_torch(env: dict[str, str], words: str, expected: str
 @pytest.mark.parametrize(
     "words",
     [
-        *("run", "compare", "audit", "list", "partition", "report", "synthetic", "attack", "certs"),
-        *("data", "data list", "data prepare", "deploy", "deploy render"),
+        *("run", "compare", "audit", "list", "partition", "report", "synthetic", "attack", "certs", "ui"),
+        *("data", "data list", "data prepare", "data import", "deploy", "deploy render"),
     ],
 )
 def test_help_imports_no_torch(env: dict[str, str], words: str) -> None:
@@ -96,6 +96,8 @@ def test_help_of_the_two_ends_imports_no_torch(env: dict[str, str], program: str
         ("main", "run --set train.lrr=1", CONFIG, "Did you mean 'train.lr'?"),
         ("main", "run --recipe quickstar", CONFIG, "Did you mean 'quickstart'?"),
         ("main", "run --recipe demo", CONFIG, "start it with `fedrpc compare --recipe demo`"),
+        ("main", "ui /no/such/folder", CONFIG, "there is no folder /no/such/folder"),
+        ("main", "ui . --listen 8350", CONFIG, "HOST:PORT"),
         ("server_main", "--recipe demo", CONFIG, "start it with `fedrpc compare --recipe demo`"),
         ("main", "list method", CONFIG, "Did you mean 'methods'?"),
         ("server_main", "--method fleaa", CONFIG, "Did you mean 'flea'?"),

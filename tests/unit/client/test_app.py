@@ -14,12 +14,17 @@ from unittest.mock import AsyncMock
 import grpc
 import grpc.aio
 import pytest
+import torch
 
 from fedrpc.client import app, store
+from fedrpc.client.answer import Answerer
 from fedrpc.client.app import ClientApp, ClientOptions
+from fedrpc.client.member import Member, is_about_ledger
 from fedrpc.client.store import ClientStore
 from fedrpc.client.transport import Transport
+from fedrpc.device import LOST_GPU
 from fedrpc.errors import FedrpcError, Outdated, Refused, Taken, Unavailable, WireError
+from fedrpc.methods.builtin import LEDGER
 from fedrpc.methods.fedavg import FIT, Global, Update
 from fedrpc.methods.phases import Reply
 from fedrpc.models.state import read_tensors
@@ -34,8 +39,9 @@ from fedrpc.server.roster import Roster
 from fedrpc.server.rounds import ServerContext, ServerRound
 from fedrpc.server.sockets import Sockets
 from fedrpc.server.spool import Spool
+from fedrpc.training import batches
 from fedrpc.wire.frames import count_message_bytes
-from fedrpc.wire.ledger import LedgerFile, compare, group_by_client
+from fedrpc.wire.ledger import LedgerFile, LedgerQuestion, compare, group_by_client
 from fedrpc.wire.tcpinfo import Meter
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.fakes import CPU, asynchronous, problem_of
@@ -174,7 +180,7 @@ async def hub(folder: Path, monkeypatch: pytest.MonkeyPatch, problem: Problem) -
 
     class InMemory(Transport):
         def __init__(self, address: str, **_: Any) -> None:
-            self.address = address
+            self.address, self._is_local = address, False
             self._greet, self._join, self._connect = found.greet, found.join, found.connect
 
         async def close(self) -> None:
@@ -376,6 +382,34 @@ async def test_a_late_receipt_and_the_same_task_in_one_frame(tmp_path, monkeypat
 
 
 @asynchronous
+async def test_rows_of_an_answer_that_was_withdrawn_before_it_was_sent_come_with_the_ledger(
+    tmp_path, monkeypatch, problem
+):
+    """It was charged, and no later answer takes its rows along."""
+    async with hub(tmp_path, monkeypatch, problem) as server:
+        original, loop, seen = Member.answer, asyncio.get_running_loop(), []
+
+        def answer(self: Member, task: Any) -> Any:
+            kept = original(self, task)
+            if not is_about_ledger(task):  # in another thread: the loop takes the cancel before this answer
+                seen.append(self)
+                loop.call_soon_threadsafe(server.mailbox.withdraw, [asked], "too late")
+                asyncio.run_coroutine_threadsafe(until(lambda: self._withdrawn), loop).result(WAIT_S)
+            return kept
+
+        monkeypatch.setattr(Member, "answer", answer)
+        process = start(tmp_path, 0)
+        await until(lambda: len(server.roster) and server.roster.get(0).link)
+        [asked] = await make_tasks(server, 0)
+        server.mailbox.post([asked])
+        assert isinstance(await asyncio.wait_for(asked.outcome, WAIT_S), Missing)
+        rnd = ServerRound(server.server, 1, [0], 1.0)
+        assert [reply.client async for reply in rnd._ask(LEDGER, LedgerQuestion("what did you count?"))] == [0]
+        assert server.privacy.get_head(0)[0] == seen[0].open_store().num_released() > 0
+        await finish(server, process)
+
+
+@asynchronous
 async def test_an_answer_that_became_durable_while_the_stream_was_away(tmp_path, monkeypatch, problem):
     monkeypatch.setattr(store, "_SMALL_BYTES", 0)  # so that the answer has a file
     async with hub(tmp_path, monkeypatch, problem) as server:
@@ -413,4 +447,65 @@ async def test_a_client_whose_results_are_refused_does_not_end_its_host(tmp_path
         outcomes = [await asyncio.wait_for(task.outcome, WAIT_S) for task in tasks]
         assert [isinstance(outcome, Missing) for outcome in outcomes] == [False, True, False]
         assert "refused the answer 5 times" in outcomes[1].reason
+        await finish(server, process)
+
+
+@asynchronous
+async def test_a_client_for_which_the_gpu_is_too_small_does_not_end_its_host(tmp_path, monkeypatch, problem):
+    """Nor does it stay so for that client: what the failed answer held is free again."""
+    full, freed, answer = {1}, [], Answerer.answer
+
+    def fill(answerer: Answerer, task: Any, stop: Any) -> Any:
+        if answerer._client in full:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return answer(answerer, task, stop)
+
+    monkeypatch.setattr(Answerer, "answer", fill)
+    monkeypatch.setattr(batches, "RESIDENT", batches.ResidentData())
+    monkeypatch.setattr(app, "RESIDENT", batches.RESIDENT)
+    monkeypatch.setattr(app, "give_back_gpu_memory", freed.append)
+    async with hub(tmp_path, monkeypatch, problem) as server:
+        process = start(tmp_path, 0, 1, 2)
+        tasks = await make_tasks(server, 0, 1, 2)
+        server.mailbox.post(tasks)
+        outcomes = [await asyncio.wait_for(task.outcome, WAIT_S) for task in tasks]
+        assert [isinstance(outcome, Missing) for outcome in outcomes] == [False, True, False]
+        assert "GPU's memory is full" in outcomes[1].reason
+        assert "smaller train.batch_size" in outcomes[1].reason
+        assert outcomes[1].failed is None, "another time there may be room"
+        assert len(freed) == 1
+        assert batches.RESIDENT._share == 0.0, "from now on its data is copied as it is used"
+        full.clear()
+        again = await make_tasks(server, 1, step=1)
+        server.mailbox.post(again)
+        assert not isinstance(await asyncio.wait_for(again[0].outcome, WAIT_S), Missing)
+        await finish(server, process)
+
+
+@asynchronous
+async def test_a_process_whose_gpu_is_lost_ends_to_be_started_again(tmp_path, monkeypatch, problem):
+    def lose(answerer: Answerer, task: Any, stop: Any) -> Any:
+        raise LOST_GPU[0]("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(Answerer, "answer", lose)
+    async with hub(tmp_path, monkeypatch, problem) as server:
+        process = start(tmp_path, 0, 1)
+        server.mailbox.post(await make_tasks(server, 0))
+        with pytest.raises(Unavailable, match="the GPU failed: CUDA error: an illegal memory access"):
+            await asyncio.wait_for(process, WAIT_S)
+
+
+@asynchronous
+async def test_an_operation_that_is_not_deterministic_names_the_setting(tmp_path, monkeypatch, problem):
+    def refuse(answerer: Answerer, task: Any, stop: Any) -> Any:
+        raise RuntimeError("pool_backward_cuda does not have a deterministic implementation, but you set ...")
+
+    monkeypatch.setattr(Answerer, "answer", refuse)
+    async with hub(tmp_path, monkeypatch, problem) as server:
+        process = start(tmp_path, 0)
+        tasks = await make_tasks(server, 0)
+        server.mailbox.post(tasks)
+        outcome = await asyncio.wait_for(tasks[0].outcome, WAIT_S)
+        assert "--set train.deterministic=false" in outcome.reason
+        assert outcome.failed is not None, "it would happen again"
         await finish(server, process)

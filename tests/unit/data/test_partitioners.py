@@ -78,6 +78,18 @@ def test_strict_shards_cut_a_tiny_class_once_and_need_a_shard_for_each() -> None
         make_partition("shards:1,strict", make_labels([50] * 10), 9, 0)
 
 
+def test_shards_that_nobody_drew_are_left() -> None:
+    y = make_labels([6000] * 10)
+    partition = make_partition("shards:2,of=200", y, 10, 0)
+    counts = table("shards:2,of=200", y, 10)
+    assert partition.dropped == 60000 - 10 * 600
+    assert (counts.sum(1) == 600).all()
+    assert set(counts.ravel()) <= {0, 300, 600}
+    assert make_partition("shards:2,of=200", y, 100, 0).sha256 == make_partition("shards:2", y, 100, 0).sha256
+    with pytest.raises(ConfigError, match="of: expected 20 to 60000 shards, got 19"):
+        make_partition("shards:2,of=19", y, 10, 0)
+
+
 # multimodal
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrpc.data.datasets import load
-from fedrpc.data.prepare import prepare
-from fedrpc.data.prepare_audio import BANDS, CLASSES, FRAMES, RATE, compute_log_mel, resample
+from fedrpc.data.prepare import ignore_progress, prepare
+from fedrpc.data.prepare_audio import BANDS, CLASSES, FRAMES, RATE, compute_log_mel, make, resample
 from fedrpc.errors import DataError
 
 
@@ -130,3 +130,9 @@ def test_resampling_keeps_a_tone_and_removes_what_the_new_rate_cannot_hold() -> 
     out = resample(low + high, 48000, RATE)
     assert len(out) == RATE
     assert np.abs(out - sine(1000.0, RATE, 1.0))[500:-500].max() < 2e-3
+
+
+@pytest.mark.parametrize("folds", [(7,), (1, 2, 9, 10)])
+def test_clips_are_on_both_sides_of_the_split(archive: Path, tmp_path: Path, folds: tuple[int, ...]) -> None:
+    with pytest.raises(DataError, match=r"expected clips in the test folds .* and outside, got only one of the two"):
+        make(archive, tmp_path / "cache", ignore_progress, folds)

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import hashlib
+import math
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from fedrpc.cli.deploy import render as command
-from fedrpc.config import build
+from fedrpc.config import build, parse_set
 from fedrpc.deploy import shape
-from fedrpc.deploy.render import configuration, manifests, render
+from fedrpc.deploy.render import configuration, manifests, render, render_run
 from fedrpc.deploy.shape import Deployment
 from fedrpc.errors import ConfigError
+from fedrpc.owncode import forget_all
 
 
 def deployment(values: dict[str, Any] | None = None, **options: Any) -> Deployment:
@@ -97,6 +101,30 @@ def test_requests_follow_from_the_clients_of_a_pod(
     assert resources["limits"] == {"memory": f"{memory}Mi"}
 
 
+def test_a_queue_admits_the_clients_and_the_server_waits_for_them() -> None:
+    def labels(manifest: dict[str, Any]) -> dict[str, str]:
+        return manifest["metadata"]["labels"] | manifest["spec"]["template"]["metadata"]["labels"]
+
+    limits = configuration({}, queued=True).limits
+    deployed = deployment(queue="team-a.gpu")
+    assert labels(found(deployed, "Job"))[shape.QUEUE_LABEL] == "team-a.gpu"
+    assert "suspend" not in found(deployed, "Job")["spec"], "it is Kueue's own once the Job exists"
+    assert shape.QUEUE_LABEL not in labels(found(deployed, "StatefulSet")), "two workloads are not admitted together"
+    assert shape.QUEUE_LABEL not in labels(found(deployment(), "Job"))
+    assert (limits.queue_s, limits.join_s) == (math.inf, configuration({}).limits.join_s)
+    assert configuration({}).limits.queue_s == 0.0
+
+
+def test_a_queues_patience_arrives_and_can_be_limited() -> None:
+    def carried(*values: str) -> float:
+        text = render_run(parse_set(values), {"image": "fedrpc:1", "queue": "user-queue"})
+        config_map = next(each for each in yaml.safe_load_all(text) if each["kind"] == "ConfigMap")
+        return build(tomllib.loads(config_map["data"]["run.toml"])).limits.queue_s
+
+    assert carried() == math.inf
+    assert carried("limits.queue_s=3600") == 3600.0
+
+
 def test_sizes_can_be_set() -> None:
     deployed = deployment(server_memory="8Gi", server_cpu="4", client_memory="1Gi", client_cpu="500m", storage="1Ti")
     assert container(found(deployed, "StatefulSet"))["resources"]["requests"] == {"cpu": "4", "memory": "8Gi"}
@@ -145,6 +173,8 @@ def test_another_configuration_has_another_run_directory_and_pod() -> None:
     [
         ({"name": "Fedrpc"}, "--name takes .* got 'Fedrpc'"),
         ({"name": "x" * 41}, "--name takes at most 40"),
+        ({"queue": "user_queue"}, "--queue takes the name of a LocalQueue.* got 'user_queue'"),
+        ({"queue": "q" * 64}, "--queue takes the name of a LocalQueue"),
         ({"storage": "ten"}, "--storage takes a size such as .* got 'ten'"),
         ({"client_memory": "-1Gi"}, "--client-memory takes a size .* got '-1Gi'"),
         ({"config": configuration({"dataset": "cifar10"})}, "the image has no 'cifar10'.*--data-pvc"),
@@ -159,3 +189,32 @@ def test_the_help_has_the_default_sizes() -> None:
     options_help = {name: str(kind) for name, kind in command.__annotations__.items()}
     assert f"{shape.SERVER_MEMORY} when not given" in options_help["server_memory"]
     assert f"{shape.SERVER_CPU} when not given" in options_help["server_cpu"]
+
+
+def test_own_code_is_in_the_config_map_and_every_pod_imports_it(tmp_path: Path) -> None:
+    sources = {
+        "mine.py": b"from fedrpc.methods.fedavg import FedAvg\nfrom parts.names import N\nclass M(FedAvg):\n  name = N",
+        "parts/names.py": "N = 'mine'  # \u00e9, \ttabs, \r\n# and blanks:  \n\n".encode(),
+    }
+    (tmp_path / "parts").mkdir()
+    for name, content in sources.items():
+        (tmp_path / name).write_bytes(content)
+    try:
+        deployed = deployment({"method": str(tmp_path / "mine.py")})
+        job = found(deployed, "Job")
+        server, client = container(found(deployed, "StatefulSet")), container(job)
+        text = render(deployed)
+    finally:
+        forget_all()
+    [data] = [each["data"] for each in yaml.safe_load_all(text) if each["kind"] == "ConfigMap"]
+    code = tomllib.loads(data["run.toml"])["code"]
+    volume = {"name": "config", "configMap": {"name": "fedrpc-config"}}
+    items = [{"key": name.replace("/", ".."), "path": f"code/{name}"} for name in code]
+    volume["configMap"]["items"] = items
+    assert volume in job["spec"]["template"]["spec"]["volumes"]
+    for item, (name, digest) in zip(items, code.items(), strict=True):
+        content = data[item["key"]].encode()
+        assert (content, hashlib.sha256(content).hexdigest()) == (sources[name], digest)
+    assert "--import=/config/code/mine.py" in client["args"]
+    assert not any("names.py" in word for word in client["args"]), "mine.py imports it"
+    assert "--config=/config/run.toml" in server["args"], "which finds code/ beside it"

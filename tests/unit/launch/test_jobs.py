@@ -8,7 +8,7 @@ import pytest
 from fedrpc.config import RunConfig, build, to_toml
 from fedrpc.launch.compare import SomeFailed
 from fedrpc.launch.jobs import Workshop, choose_jobs, find_last_error, find_refused, is_finished
-from fedrpc.launch.launcher import LocalRun
+from fedrpc.launch.launcher import Launcher, LocalRun, Watcher
 from fedrpc.launch.plan import Planned
 from fedrpc.study.cells import Cell, Failure
 
@@ -50,13 +50,19 @@ def test_the_first_failure_gives_the_exit_code() -> None:
     assert error.exit_code == 75
 
 
+def test_rows_that_failed_can_be_told_apart() -> None:
+    failures = [Failure(Cell("fedprox", 0, Path(note), note=note), "odd", 75) for note in ("mu=1", "mu=2")]
+    assert str(SomeFailed(failures, 3)) == "2 of 3 methods failed: fedprox, mu=1; fedprox, mu=2"
+
+
 def test_runs_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     planned = Planned(Cell("fedavg", 0, Path("fedavg")), RunConfig(), "fedavg")
     run = Workshop(tmp_path, None, "info", jobs=3).open_run(planned)
-    assert (run.out, run.config.parallel) == (tmp_path / "fedavg", 2)
+    assert (run.out, run.num_runs) == (tmp_path / "fedavg", 3)
+    assert Launcher(run, Watcher())._run.config.parallel == 2
     kept = Planned(planned.cell, RunConfig(parallel=5), "fedavg")
-    assert Workshop(tmp_path, None, "info", jobs=3).open_run(kept).config.parallel == 5
+    assert Launcher(Workshop(tmp_path, None, "info", jobs=3).open_run(kept), Watcher())._run.config.parallel == 5
     assert [choose_jobs(count, cores) for count, cores in ((10, 2), (10, 16), (3, 16))] == [1, 4, 3]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedrpc.client.store import ClientStore
 from fedrpc.errors import ConfigError
-from fedrpc.methods.ccvr import CCVR, Moments, PooledMoments, Spread, compute_moments
+from fedrpc.methods.ccvr import CCVR, CCVRParams, Moments, PooledMoments, Spread, compute_moments
 from fedrpc.methods.fedavg import Global
 from fedrpc.methods.runtime import ClientContext
 from fedrpc.models.base import Model
@@ -213,3 +213,8 @@ def test_clients_describe_features_of_the_final_model_in_evaluation_mode(tmp_pat
     [row] = [json.loads(row) for row in store.read_privacy_rows(0) if '"moments"' in row]
     store.close()
     assert row["covers"].startswith("no guarantee")
+
+
+def test_a_table_tells_of_the_setting_that_sends_less() -> None:
+    assert CCVR().describe_caveat(CCVRParams()) == "params.diagonal=true sends variances alone, far fewer bytes"
+    assert CCVR().describe_caveat(CCVRParams(diagonal=True)) == ""

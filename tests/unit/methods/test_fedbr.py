@@ -192,3 +192,23 @@ def test_a_network_without_features_is_refused() -> None:
     with pytest.raises(ConfigError, match="features"):
         problem_of("fedbr", build=mlp)
     problem_of("fedbr", build=tiny)
+
+
+def test_the_projector_can_have_sgd_where_the_run_has_adam(tmp_path: Path) -> None:
+    def play(name: str, **params: Any) -> dict[str, torch.Tensor]:
+        problem = problem_of("fedbr", params=SMALL | params, train={"optimizer": "adam", "lr": 0.01})
+        run_in_memory(problem, 1, folder=tmp_path / name)
+        store = ClientStore(tmp_path / name / "0")
+        kept = Transaction(store).get("projector", StoredProjector)
+        store.close()
+        assert kept is not None
+        return kept.weights
+
+    as_run, by_sgd, slow = play("run"), play("sgd", projector="sgd"), play("slow", projector="sgd", projector_lr=1e-12)
+    start = read_tensors(problem_of("fedbr").env.build("fedbr-projector", lambda: build_projector(8)))
+
+    def measure(weights: dict[str, torch.Tensor]) -> float:
+        return max(float((weights[name] - start[name]).abs().max()) for name in start)
+
+    # Adam moves every weight by about its rate in each step, whatever the gradient is.
+    assert measure(slow) < 1e-6 < measure(by_sgd) < measure(as_run)

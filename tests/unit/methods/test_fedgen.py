@@ -165,3 +165,19 @@ def test_an_invalid_answer_affects_no_other_client(lie: Any) -> None:
 def test_a_network_without_features_is_refused() -> None:
     with pytest.raises(ConfigError, match="features"):
         problem_of("fedgen", build=mlp)
+
+
+@pytest.mark.parametrize(
+    ("train", "params", "advised"),
+    [
+        ({"lr": 0.02}, {}, "train.lr=0.002"),
+        ({"lr": 0.002}, {}, ""),
+        ({"lr": 0.02, "optimizer": "adam"}, {}, ""),
+        ({"lr": 0.02}, {"alpha": 1, "beta": 1}, ""),
+        ({"lr": 0.5}, {"alpha": 0, "beta": 0}, ""),
+    ],
+)
+def test_a_rate_that_loses_the_model_is_told(train: Any, params: Any, advised: str) -> None:
+    problem = problem_of("fedgen", train=train, params=params)
+    said = FedGen().advise(problem.env)
+    assert (advised in said) if advised else said == ""

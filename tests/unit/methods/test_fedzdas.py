@@ -65,9 +65,9 @@ def test_a_round_is_the_papers_algorithm_3():
     assert sorted(record["synthesis_loss"]) == [0, 1, 2, 3]
 
 
-def test_the_server_trains_as_clients_do_by_default():
+def test_the_server_trains_at_a_tenth_of_the_clients_rate_by_default():
     values = FedZdas.Params().model_dump()
-    assert (values["server_epochs"], values["server_lr"], values["server_batch_size"]) == (1, 0.02, 10)
+    assert (values["server_epochs"], values["server_lr"], values["server_batch_size"]) == (1, 0.002, 10)
 
 
 def test_zero_epochs_leave_the_mean_unchanged():

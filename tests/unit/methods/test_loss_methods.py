@@ -134,6 +134,20 @@ class TestFedLC:
         assert torch.isfinite(loss)
         assert not logits.grad[:, 1].any()
 
+    def test_without_the_mask_a_missing_class_has_a_large_margin_and_a_gradient(self) -> None:
+        margins = compute_margins(torch.tensor([16, 0]), 0.5, mask=False)
+        assert margins.tolist() == pytest.approx([0.5 / 2, 0.5 * 10**1.5], rel=1e-6)
+        logits = torch.zeros(1, 2, requires_grad=True)
+        F.cross_entropy(logits - margins, torch.tensor([0])).backward()
+        assert logits.grad[0, 1] > 0
+
+    def test_how_absent_classes_are_treated_is_a_setting(self) -> None:
+        masked, large = (
+            run_in_memory(problem_of("fedlc", partition="dirichlet:0.1", params={"absent": absent, "tau": 0.1}), 1)
+            for absent in ("mask", "margin")
+        )
+        assert masked.sha256 != large.sha256
+
 
 class TestFedNTD:
     y = torch.tensor([0, 3, 1, 2, 3])

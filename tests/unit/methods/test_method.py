@@ -155,7 +155,7 @@ def test_the_loss_of_a_report_is_that_of_the_last_epoch():
 
 def test_a_network_is_the_configured_one_unless_a_method_wraps_it():
     built = torch.nn.Linear(1, 1)
-    assert FedAvg().network(lambda: built) is built
+    assert FedAvg().network(lambda: built, FedAvg.Params()) is built
 
 
 def test_overrides_tells_optional_stages():

@@ -74,6 +74,22 @@ def test_the_head_is_between_features_and_output():
     assert count == added
 
 
+@pytest.mark.parametrize(("hidden", "units"), [(None, 256), (1568, 1568), (64, 64)])
+def test_the_heads_hidden_layer_is_bounded_unless_it_is_set(hidden: int | None, units: int):
+    problem = problem_of("moon", build=None, params={} if hidden is None else {"hidden": hidden})
+    head = problem.copy_network().stages[-1]
+    assert (head[0].in_features, head[0].out_features, head[2].in_features) == (1568, units, units)
+
+
+def test_the_cost_has_the_head_that_was_chosen():
+    wide, narrow = (
+        run_in_memory(problem_of("moon", params={"hidden": hidden}), 1).predicted() for hidden in (500, None)
+    )
+    assert wide["down"]["weights"] > narrow["down"]["weights"]
+    run = run_in_memory(problem_of("moon", params={"hidden": 500}), 1)
+    assert run.measured() == wide
+
+
 def test_layers_of_fedavg_have_the_same_initial_weights():
     plain, own = (read_tensors(problem_of(name).copy_network()) for name in ("fedavg", "moon"))
     shared = [name for name in plain if name.startswith("stages.")]

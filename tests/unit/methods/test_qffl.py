@@ -111,20 +111,23 @@ def test_powers_beyond_the_range_of_floats_are_exact(order):
     )
 
 
-def test_buffers_are_averaged_uniformly_and_counters_are_the_largest():
-    start: Tensors = {"w": torch.ones(2), "running_mean": torch.zeros(1), "num_batches_tracked": torch.tensor(3)}
+def test_statistics_move_as_far_as_the_weights_do_and_do_not_shorten_the_step():
+    start: Tensors = {"w": torch.zeros(1), "running_mean": torch.zeros(1)}
+    fair = FairStep(start, ["w"], q=2, lipschitz=10)
+    for target, loss in ((1.0, 0.5), (4.0, 3.0)):
+        fair.add({"w": torch.full((1,), target), "running_mean": torch.full((1,), 100 * target)}, loss)
+    alone = float(take_step(2, [0.0], [([1.0], 0.5), ([4.0], 3.0)], 10.0))
+    assert fair.value["w"].item() == pytest.approx(alone, rel=1e-6)
+    assert fair.value["running_mean"].item() == pytest.approx(100 * alone, rel=1e-6)
+    assert 0 < alone < 1, "less than either client's way"
+
+
+def test_counters_are_the_largest():
+    start: Tensors = {"w": torch.ones(2), "num_batches_tracked": torch.tensor(3)}
     fair = FairStep(start, ["w"], q=5, lipschitz=10)
     for number, loss in ((1, 0.1), (4, 3.0)):
-        fair.add(
-            {
-                "w": torch.ones(2),
-                "running_mean": torch.full((1,), float(number)),
-                "num_batches_tracked": torch.tensor(number + 3),
-            },
-            loss,
-        )
+        fair.add({"w": torch.ones(2), "num_batches_tracked": torch.tensor(number + 3)}, loss)
     assert list(fair.value) == list(start)
-    assert fair.value["running_mean"].item() == 2.5
     assert fair.value["num_batches_tracked"].item() == 7
     assert fair.value["num_batches_tracked"].dtype == torch.int64
 

@@ -27,6 +27,7 @@ from fedrpc.models import (
 COUNTS = [
     ("zda-mnist", (1, 28, 28), 10, {"padding": 0}, 18_474, 96, 2),
     ("zda-mnist", (1, 28, 28), 10, {}, 29_034, 96, 2),
+    ("cnn-dropout", (1, 28, 28), 10, {}, 21_840, 0, 0),
     ("zda-cifar", (3, 32, 32), 10, {"padding": 0}, 54_462, 64, 2),
     ("zda-cifar", (3, 32, 32), 10, {}, 90_302, 64, 2),
     ("dpms", (1, 28, 28), 10, {}, 55_338, 0, 0),
@@ -35,18 +36,22 @@ COUNTS = [
     ("audionet", (2, 64, 344), 10, {}, 25_602, 240, 4),
     ("harnet", (6, 128), 6, {}, 691_974, 1_408, 4),
     ("harnet", (1, 128, 3), 6, {}, 691_974, 1_408, 4),
+    ("mlp", (12,), 3, {}, 12 * 64 + 64 + 64 * 64 + 64 + 64 * 3 + 3, 0, 0),
+    ("mlp", (5,), 2, {"width": 7, "depth": 3}, 5 * 7 + 7 + 2 * (7 * 7 + 7) + 7 * 2 + 2, 0, 0),
     ("resnet18", (3, 32, 32), 10, {}, 11_181_642, 9_600, 20),
     ("resnet34", (3, 32, 32), 10, {}, 21_289_802, 17_024, 36),
 ]
 # name, shape, classes, legal cuts, features, default split layer
 SMALL = [
     ("zda-mnist", (1, 28, 28), 10, 3, 1568, 0),
+    ("cnn-dropout", (1, 28, 28), 10, 3, 50, 0),
     ("zda-cifar", (3, 32, 32), 10, 4, 60, 0),
     ("dpms", (1, 28, 28), 10, 4, 32, 0),
     ("dpms", (3, 32, 32), 100, 4, 128, 0),
     ("mobilenetv2", (3, 32, 32), 10, 18, 1280, 0),
     ("audionet", (1, 64, 128), 10, 5, 64, 1),
     ("harnet", (6, 128), 6, 5, 8448, 1),
+    ("mlp", (12,), 3, 2, 64, 0),
     ("resnet18", (3, 32, 32), 10, 6, 512, 0),
 ]
 # name, shape, cut, shape of the features there
@@ -65,6 +70,8 @@ MAPS = [
     ("harnet", (6, 128), 1, (128, 20, 7)),
     ("harnet", (6, 128), 2, (256, 9, 9)),
     ("harnet", (6, 128), 4, (8448,)),
+    ("mlp", (12,), 0, (64,)),
+    ("mlp", (12,), 1, (64,)),
     ("zda-mnist", (1, 28, 28), 0, (16, 14, 14)),
     ("zda-cifar", (3, 32, 32), 1, (16, 8, 8)),
 ]
@@ -167,6 +174,17 @@ def test_resnet_is_torchvisions(name):
         assert torch.equal(model(x), reference(x))
 
 
+def test_mlp_is_the_plain_network():
+    model = make_model("mlp", (12,), 3)
+    plain = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    plain.load_state_dict(dict(zip(plain.state_dict(), model.state_dict().values(), strict=True)))
+    x = batch((12,))
+    assert torch.equal(model(x), plain(x))
+    for wrong in ({"width": 0}, {"depth": 0}):
+        with pytest.raises(ConfigError, match="a width and a depth of 1 or more"):
+            build("mlp", (12,), 3, **wrong)
+
+
 def test_resnet_accepts_other_channels():
     model = make_model("resnet18", (1, 28, 28), 10).eval()
     assert model(batch((1, 28, 28))).shape == (3, 10)
@@ -185,9 +203,17 @@ def test_the_same_seed_gives_the_same_model():
 
 
 def test_the_registry_names_every_architecture():
-    assert {"zda-mnist", "zda-cifar", "dpms", "mobilenetv2", "audionet", "harnet", "resnet18", "resnet34"} <= set(
-        MODELS
-    )
+    assert {
+        "zda-mnist",
+        "zda-cifar",
+        "dpms",
+        "mobilenetv2",
+        "audionet",
+        "harnet",
+        "mlp",
+        "resnet18",
+        "resnet34",
+    } <= set(MODELS)
 
 
 def test_a_mismatch_names_the_models_that_fit():
@@ -204,7 +230,7 @@ def test_only_models_that_fit_are_offered():
     with pytest.raises(ConfigError, match=r"Models that take these: harnet\."):
         build("zda-mnist", (6, 128), 6)
     with pytest.raises(ConfigError, match=r"Models that take these: none\."):
-        build("zda-mnist", (5,), 6)
+        build("zda-mnist", (1, 2, 2, 2), 6)
 
 
 def test_a_short_signal_is_refused():
@@ -256,6 +282,8 @@ def test_a_third_party_builder_may_accept_any_option(monkeypatch):
         ((2, 64, 100), "mine", "audionet"),
         ((9, 128), "mine", "harnet"),
         ((1, 128, 3), "mine", "harnet"),
+        ((7,), "mine", "mlp"),
+        ((7,), "uci-har-features", "mlp"),
         ((6, 128), "mnist", "harnet"),  # the name misleads, the shape does not
     ],
 )
@@ -264,7 +292,7 @@ def test_defaults_pair_models_and_data(shape, dataset, expected):
     assert build(expected, shape, 4)(batch(shape)).shape == (3, 4)
 
 
-@pytest.mark.parametrize("shape", [(7,), (2, 128), (4, 8, 8), (3, 10), (1, 2, 2, 2), ()])
+@pytest.mark.parametrize("shape", [(2, 128), (4, 8, 8), (3, 10), (1, 2, 2, 2), ()])
 def test_without_a_sensible_default_the_option_is_named(shape):
     with pytest.raises(ConfigError, match="--model"):
         choose_default(shape, "mine")
@@ -294,3 +322,22 @@ def test_a_network_wrapped_by_private_training_is_unwrapped():
     assert require_stages(Wrapper(inner), "this") is inner
     assert require_stages(inner, "this") is inner
     assert unwrap(nn.Flatten()).__class__ is nn.Flatten
+
+
+# GroupNorm in place of BatchNorm
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("zda-mnist", (1, 28, 28)), ("harnet", (6, 128)), ("audionet", (1, 64, 128))]
+)
+def test_group_norm_takes_the_place_of_batch_norm(name: str, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    plain = build(name, shape, 10)
+    torch.manual_seed(0)
+    grouped = build(name, shape, 10, norm="group")
+    assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in grouped.modules())
+    assert any(isinstance(module, nn.GroupNorm) for module in grouped.modules())
+    assert all(torch.equal(mine, other) for mine, other in zip(grouped.parameters(), plain.parameters(), strict=True))
+    x = torch.randn(3, *shape)
+    together, alone = grouped.train()(x), torch.cat([grouped(row) for row in x.split(1)])
+    assert torch.allclose(together, alone, atol=1e-5), "examples of a batch do not depend on each other"

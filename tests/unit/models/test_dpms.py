@@ -7,7 +7,7 @@ import torch
 
 from fedrpc.errors import ConfigError
 from fedrpc.models import build, read_tensors
-from fedrpc.models.dpms import Decoder, Dpms, Vae, require_latent
+from fedrpc.models.dpms import Decoder, Dpms, DpmsCode, Vae, require_latent
 
 
 def count(module: torch.nn.Module) -> int:
@@ -35,6 +35,26 @@ def test_part_counts_for_colour_images():
     # Linear 128 -> 4096, then transposed 3x3 convolutions 64 -> 64 -> 64 -> 32 -> 3.
     assert count(vae.decoder) == 528_384 + 36_928 + 36_928 + 18_464 + 867
     assert count(make_vae((3, 32, 32), 100).classifier) == 12_900
+
+
+@pytest.mark.parametrize(
+    ("shape", "encoder", "head", "decoder"),
+    [((1, 28, 28), 28_291, 100_384, 159_363), ((3, 32, 32), 65_924, 524_416, 594_150)],
+)
+def test_part_counts_of_the_authors_code(shape, encoder, head, decoder):
+    vae = Vae(DpmsCode(shape, 10))
+    assert vae.code
+    assert (count(vae.encoder), count(vae.mu), count(vae.logvar), count(vae.decoder)) == (encoder, head, head, decoder)
+    assert count(DpmsCode(shape, 10)) == encoder + head + count(vae.classifier)
+    image = vae.eval().decoder(5 * torch.randn(2, vae.latent))
+    assert image.shape == (2, *shape)
+    assert 0 <= image.min() <= image.max() <= 1
+
+
+def test_the_latent_mean_of_the_authors_code_has_no_bounds():
+    mu, _ = Vae(DpmsCode((1, 28, 28), 10)).eval().encode(1000 * torch.randn(4, 1, 28, 28))
+    assert mu.min() < 0
+    assert mu.max() > 1
 
 
 @pytest.mark.parametrize(("shape", "latent"), [((1, 28, 28), 32), ((3, 32, 32), 128), ((1, 32, 32), 32)])

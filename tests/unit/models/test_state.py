@@ -7,6 +7,7 @@ import torch
 
 from fedrpc.errors import ConfigError
 from fedrpc.models import build, count_payload_bytes, load, read_tensors
+from fedrpc.models.state import load_optimizer, read_optimizer
 
 
 def model(seed: int = 0) -> torch.nn.Module:
@@ -104,3 +105,20 @@ def test_payload_counts_values_of_every_dtype():
         "e": torch.zeros(0),
     }
     assert count_payload_bytes(parts) == 60 + 8 + 14 + 2
+
+
+def test_an_optimizer_works_on_copies_of_the_state_that_it_is_given():
+    weight = torch.nn.Parameter(torch.ones(3))
+
+    def step(moments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        optimizer = torch.optim.Adam([weight], lr=0.1)
+        load_optimizer(optimizer, moments)
+        weight.grad = torch.full((3,), 2.0)
+        optimizer.step()
+        return read_optimizer(optimizer)
+
+    first = step({})
+    before = {name: value.clone() for name, value in first.items()}
+    second = step(first)
+    assert all(torch.equal(first[name], before[name]) for name in first), "a round that fails starts again from it"
+    assert float(second["0.step"]) == 2

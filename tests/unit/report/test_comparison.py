@@ -130,10 +130,20 @@ def test_the_document_has_the_values_of_the_runs(tmp_path: Path, make: Make) -> 
         "clients_a_round": 4,
         "num_rounds": 3,
         "seed": 7,
+        "precision": "fp32",
     }
     summary = json.loads((tmp_path / "fedavg" / "partition.json").read_text())
     assert document["same"]["partition_sha256"] == summary["sha256"]
     assert document["same"]["cohorts"] == {"agree": True, "rounds_apart": {}}
+
+
+def test_another_precision_than_fp32_is_told(tmp_path: Path, make: Make) -> None:
+    make("fedavg")
+    document = read_document(tmp_path, "fedavg")
+    assert "trained in" not in print_comparison(document)
+    for precision, words in (("bf16", "trained in bf16"), (None, "trained in several precisions")):
+        changed = document | {"setting": document["setting"] | {"precision": precision}}
+        assert words in " ".join(print_comparison(changed).split())
 
 
 def test_overhead_is_relative_to_the_fedavg_run(tmp_path: Path, make: Make) -> None:

@@ -249,6 +249,24 @@ def test_the_ledger_tile_shows_disagreement(make_run: MakeRun, check: dict[str, 
     assert (tile.value, tile.mood) == (value, mood)
 
 
+@pytest.mark.parametrize(
+    ("check", "told"),
+    [
+        ({"clients": 1}, "server and 1 client agree to the byte (9 rows)"),
+        ({"differing": 2}, "server and 4 clients DIFFER in 2 rows (9 rows)"),
+        ({"missing": 1}, "server and 4 clients agree where both have rows (9 rows); 1 client did not answer"),
+        ({"only_client": 2}, "server and 4 clients agree where both have rows (9 rows, 2 on one side only)"),
+    ],
+)
+def test_the_terminal_tells_the_same_of_the_ledgers(make_run: MakeRun, check: dict[str, int], told: str) -> None:
+    folder = make_run()
+    known = {"clients": 4, "compared": 9, "differing": 0, "missing": 0, "only_server": 0, "only_client": 0}
+    edit_summary(folder, ledger_check=known | check)
+    console = Console(file=io.StringIO(), width=200)
+    show_runs([folder], console)
+    assert f"{told}\n" in re.sub(" +\n", "\n", console.file.getvalue())  # type: ignore[attr-defined]
+
+
 def test_measured_bytes_that_differ_from_the_formula_are_shown(make_run: MakeRun) -> None:
     folder = make_run()
     part = json.loads((folder / "summary.json").read_text())["bytes"]

@@ -8,7 +8,9 @@ import pytest
 
 from fedrpc.report import plots_bytes, plots_learning, plots_partition
 from fedrpc.report.markup import render
+from fedrpc.report.style import KIND_FILLS
 from fedrpc.report.svg import thin
+from fedrpc.report.table import format_size_tick
 from fedrpc.study.reading import read_run
 from fedrpc.wire.kinds import Kind
 
@@ -65,12 +67,12 @@ def test_targets_are_described_with_the_first_round_that_reached_them() -> None:
 
 @pytest.mark.parametrize(("value", "text"), [(0, "0 B"), (2e6, "2 MB"), (2.5e9, "2.5 GB"), (500, "500 B")])
 def test_sizes_on_an_axis_are_short(value: float, text: str) -> None:
-    assert plots_bytes.format_size_tick(value) == text
+    assert format_size_tick(value) == text
 
 
 def test_every_kind_has_a_colour_in_the_style_sheet() -> None:
-    assert set(plots_bytes.FILLS) == {kind.label for kind in Kind}
-    colours = [re.search(rf"\.{style}{{fill:var\(--(k\d+)\)}}", CSS) for style in plots_bytes.FILLS.values()]
+    assert set(KIND_FILLS) == {kind.label for kind in Kind}
+    colours = [re.search(rf"\.{style}{{fill:var\(--(k\d+)\)}}", CSS) for style in KIND_FILLS.values()]
     assert len({match.group(1) for match in colours if match}) == len(Kind)
 
 

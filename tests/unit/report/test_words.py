@@ -7,6 +7,7 @@ from fedrpc.data.partition import make_partition
 from fedrpc.data.partition_summary import summarize_partition
 from fedrpc.report.words import (
     compare_to_formula,
+    describe_computing,
     describe_partition,
     describe_reported,
     format_cell,
@@ -73,3 +74,24 @@ def test_a_methods_own_values() -> None:
     assert describe_reported(spread) == "0.5 on average, 0 to 1"
     rows = {"words": "means", "about": "about", "value": [{"a": 1}], "why": "no guarantee: why", "columns": {"a": "A"}}
     assert describe_reported(rows) == "No guarantee: why. About."
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ([{"said": "cpu AVX2, torch 2", "clients": 4}], "fp32; the server on the CPU (AVX2), torch 2"),
+        (
+            [{"said": "cuda a GPU, torch 2, CUDA 13", "clients": 1200}, {"said": "cpu AVX2, torch 2", "clients": 1}],
+            "fp32; the server on the CPU (AVX2), torch 2; clients say: cuda a GPU, torch 2, CUDA 13 (1,200), "
+            "cpu AVX2, torch 2 (1)",
+        ),
+    ],
+)
+def test_what_clients_say_of_their_devices_is_shown_where_one_has_a_gpu(
+    said: list[dict[str, object]], shown: str
+) -> None:
+    summary = {
+        "computing": {"precision": "fp32", "compile": "off", "tf32": False, "deterministic": True},
+        "devices": [{"type": "cpu", "name": "AVX2", "torch": "2"}],
+    }
+    assert describe_computing(summary | {"client_devices": said}) == shown

@@ -15,7 +15,7 @@ class Clock(ModuleType):
 
     def __init__(self) -> None:
         super().__init__("time")
-        self._now = time.monotonic()
+        self._now = float(int(time.monotonic()))  # a whole second: from other starts, 5 s are at times 5.000000000002
 
     @classmethod
     def installed(cls, monkeypatch: pytest.MonkeyPatch) -> Clock:

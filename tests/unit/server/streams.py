@@ -165,9 +165,10 @@ class ClientEnd:
         return parse(pb.Frame, await self._receive())
 
     async def receive_task(self) -> tuple[Delivered, pb.Frame]:
-        """The next task, whole, and its first frame."""
+        """The next task, whole, and its first frame; a receipt that did not wait for the task comes before it."""
         frames = [await self._receive()]
-        first = parse(pb.Frame, frames[0])
+        while not (first := parse(pb.Frame, frames[0])).HasField("envelope"):
+            frames = [await self._receive()]
         missing = sum(part.size for part in first.envelope.parts) - sum(len(chunk.data) for chunk in first.chunks)
         while missing:
             frames.append(await self._receive())

@@ -67,6 +67,7 @@ class Life:
         before: Awaited before a client answers.
         on_progress: Told what the server tells; may raise Stop.
         absent: Clients that never join.
+        late_s: When the others join, in seconds after the server has begun to wait.
         spoil: Gives what a client says to a task instead of its answer; None for its answer.
     """
 
@@ -78,10 +79,11 @@ class Life:
         before: Any = None,
         on_progress: Callable[[str, dict[str, Any]], None] = lambda *_: None,
         absent: tuple[int, ...] = (),
+        late_s: float = 0.0,
         spoil: Callable[[Task], Any] = lambda task: None,
     ) -> None:
         self._out, self._problem, self._before, self._progress = out, problem, before, on_progress
-        self._absent, self._spoil = absent, spoil
+        self._absent, self._late_s, self._spoil = absent, late_s, spoil
         self.asked: list[tuple[int, str, int, int]] = []
 
     def run(self) -> dict[str, Any]:
@@ -100,9 +102,7 @@ class Life:
         linked = LinkedClients(roster, mailbox, spool, clients, self._before)
         coordinator = Coordinator(desk, roster, self._out, book, Meter(0, local=True))
         try:
-            for client in range(config.clients):
-                if client not in self._absent:
-                    linked.join(client)
+            asyncio.get_running_loop().call_later(self._late_s, self._join, linked)
             return await coordinator.run()
         finally:
             await linked.close()
@@ -112,6 +112,11 @@ class Life:
             spool.close()
             if hasattr(coordinator, "_records"):
                 coordinator._records.close()
+
+    def _join(self, linked: LinkedClients) -> None:
+        for client in range(self._problem.config.clients):
+            if client not in self._absent:
+                linked.join(client)
 
 
 def small(method: Any = "fedavg", **values: Any) -> Problem:
@@ -302,6 +307,18 @@ def test_a_run_without_enough_clients_says_who_is_missing(tmp_path):
         life.run()
 
 
+def test_a_queue_may_hold_the_clients_for_longer_than_they_take_to_join(tmp_path, monkeypatch):
+    """The limit begins when the first client comes; until then a line tells from time to time that nobody has."""
+    monkeypatch.setattr("fedrpc.server.coordinator._REMIND_S", 0.05)
+    problem = small(limits={"join_s": 0.3, "queue_s": math.inf})
+    with capture_logs() as lines:
+        result = Life(tmp_path, problem, late_s=1.0).run()
+    assert result["num_rounds"] == 2
+    joined = [line["joined"] for line in lines if line["event"] == "waiting_for_clients"]
+    assert joined[:4] == [0, 0, 0, 0]
+    assert joined[-1] == 4, "the second limit began with the first clients"
+
+
 def test_no_rounds_is_a_run_with_the_initial_model(tmp_path):
     problem = small(rounds=0)
     result = Life(tmp_path, problem).run()
@@ -328,6 +345,13 @@ def test_a_delta_that_promises_too_little_is_told_at_the_start_and_at_the_end(tm
     assert "delta 0.4 is not below 1/n" in result["privacy"]["warning"]
     assert [line["why"] for line in logged if line["event"] == "weak_delta"] == [result["privacy"]["warning"]]
     assert result["unanswered"] == ""
+
+
+def test_training_that_does_not_suit_the_method_is_told_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(FedAvg, "advise", lambda self, env: f"{env.train.lr} is too fast", raising=False)
+    with capture_logs() as logged:
+        Life(tmp_path, small(rounds=1, train={"lr": 0.5})).run()
+    assert [line["why"] for line in logged if line["event"] == "training_unsuitable"] == ["0.5 is too fast"]
 
 
 def test_a_run_without_a_guarantee_needs_no_warning_about_delta(tmp_path):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from fedrpc.config import RunConfig, TrainConfig
 from fedrpc.errors import AnswerRefused, Diverged, MethodFailed, QuorumError
 from fedrpc.server.mailbox import Missing
 from fedrpc.server.quorum import build_quorum_error, group_by_reason, name_clients
 
+CONFIG = RunConfig(train=TrainConfig(lr=0.5))
 LATE, AWAY = Missing("no answer within 2 s", hung=True), Missing("not connected for 60 s")
 MISTAKE = Missing("KeyError: 'x', at mine.py:3", failed=MethodFailed)
 INFINITE = Missing("'weights' has NaN", failed=Diverged)
@@ -16,7 +18,7 @@ ABSTAINED = Missing("the budget is spent", abstained=True)
 
 
 def build(needed: int, *missing: Missing, num_asked: int = 4) -> tuple[type, str]:
-    error = build_quorum_error("round 1, phase fit", num_asked, needed, dict(enumerate(missing)), 0.5)
+    error = build_quorum_error("round 1, phase fit", num_asked, needed, dict(enumerate(missing)), CONFIG)
     return type(error), str(error)
 
 
@@ -66,7 +68,7 @@ def test_trying_again_helps_only_if_enough_could_answer_then(needed, missing, ki
 
 
 def test_the_log_is_one_of_a_client_that_failed():
-    error = build_quorum_error("here", 3, 3, {0: LATE, 1: MISTAKE, 2: MISTAKE}, 0.5)
+    error = build_quorum_error("here", 3, 3, {0: LATE, 1: MISTAKE, 2: MISTAKE}, CONFIG)
     assert isinstance(error, MethodFailed)
     assert error.clients == [1, 2]
     assert "(clients 1, 2: KeyError" in str(error)

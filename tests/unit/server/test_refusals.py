@@ -9,11 +9,12 @@ import pytest
 from fedrpc.errors import Altered, AnswerRefused, Refused, WireError
 from fedrpc.server import connection
 from fedrpc.server.roster import UnknownSession
+from fedrpc.wire.envelope import DEVICE_BYTES
 from fedrpc.wire.sealing import seal
 from fedrpc.wire.v2 import coordinator_pb2 as pb
 from tests.altered import alter, list_paths, serialise_altered
 from tests.fakes import asynchronous
-from tests.unit.server.streams import CONFIG_HASH, LARGE, SMALL, office
+from tests.unit.server.streams import CONFIG_HASH, LARGE, SMALL, office, until
 
 
 @asynchronous
@@ -98,6 +99,24 @@ async def test_a_process_that_trains_with_another_configuration_is_refused(tmp_p
         with pytest.raises(Refused, match=said):
             await stream.ended()
         assert not desk.roster.get(0).link, "it gets no task"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "kept"),
+    [
+        ("cpu AVX2, torch 2".ljust(DEVICE_BYTES), "cpu AVX2, torch 2"),
+        ("a\n\x1b[31mb", "a  [31mb"),
+        ("x" * 10**6, "x" * 80),
+    ],
+)
+@asynchronous
+async def test_what_a_process_says_of_its_device_is_kept_as_one_short_line(tmp_path, theirs, kept):
+    async with office(tmp_path) as desk:
+        stream = desk.open(0)
+        attach = pb.Attach(token=stream.token, config_hash=CONFIG_HASH, device=theirs)
+        stream.send(pb.Frame(session=stream.number(), attach=attach))
+        await until(lambda: stream.connection.num_sessions)
+        assert desk.roster.count_devices() == [{"said": kept, "clients": 1}]
 
 
 @pytest.mark.parametrize("case", ["no attach", "token", "another's session", "no session"])

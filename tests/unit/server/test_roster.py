@@ -9,6 +9,7 @@ import pytest
 from fedrpc.errors import Refused, WireError
 from fedrpc.server.roster import IdTaken, OutOfRange, Roster, Session, UnknownSession
 from tests.fakes import FakeLink, asynchronous
+from tests.unit.server.clock import Clock
 
 
 @pytest.fixture
@@ -31,6 +32,18 @@ def test_a_client_joins_once_and_a_stream_takes_its_session(roster):
     assert roster.attach(token, link) == [session]
     assert session.link is link
     assert roster.all_linked
+
+
+def test_clients_are_counted_by_what_their_processes_said_last_of_their_devices(roster):
+    first, _, _ = roster.join([(0, "a"), (2, "c")])
+    roster.attach(first, FakeLink(), device="cuda a GPU")
+    second, _, _ = roster.join([(1, "b")])
+    assert roster.count_devices() == [{"said": "cuda a GPU", "clients": 2}]
+    roster.attach(second, FakeLink())
+    again, _, _ = roster.join([(1, "b")])
+    assert roster.count_devices()[1] == {"said": "unknown", "clients": 1}
+    roster.attach(again, FakeLink(), device="cuda a GPU")
+    assert roster.count_devices() == [{"said": "cuda a GPU", "clients": 3}]
 
 
 def test_a_token_is_good_for_one_stream(roster):
@@ -80,6 +93,14 @@ def test_an_id_out_of_range_is_refused(roster, client):
     with pytest.raises(OutOfRange, match=f"client id {client} is out of range: the run has 0 to 2"):
         join(roster, client)
     assert len(roster) == 0
+
+
+def test_five_seconds_are_five_seconds(monkeypatch):
+    """Else a test at a limit depends on when it runs."""
+    monkeypatch.setattr("time.monotonic", lambda: 16_383.83)
+    started = (clock := Clock()).monotonic()
+    clock.advance(5)
+    assert clock.monotonic() - started == 5
 
 
 def test_another_live_client_keeps_its_id(roster, clock):

@@ -186,7 +186,8 @@ def test_another_model_is_refused(runs, flea: Path) -> None:
         _ = opened(flea).weights
 
 
-def test_a_missing_data_set_is_named(flea: Path) -> None:
+def test_a_missing_data_set_is_named(flea: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDRPC_DATA", raising=False)
     config = flea / "config.toml"
     config.write_text(config.read_text().replace('dataset = "fmnist-mini"', 'dataset = "cifar10"'))
     with pytest.raises(DataError, match=r"data set 'cifar10' is not there"):

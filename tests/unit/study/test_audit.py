@@ -332,7 +332,7 @@ def test_facts_that_a_run_without_an_epsilon_does_not_have_are_noted(tmp_path: P
     assert (found.faults, found.notes) == ([], [PARTITION_SAYS_LESS, NOBODY_SIGNED])
     show_audit(tmp_path, found, Console(file=out, width=160))
     assert f"not checked {PARTITION_SAYS_LESS}" in out.getvalue()
-    assert out.getvalue().endswith("the accountants agree, as far as they were checked\n")
+    assert out.getvalue().endswith("all that went up has its row; no epsilon is claimed\n")
 
 
 def say(run: Path, **words: Any) -> None:

@@ -21,6 +21,7 @@ from fedrpc.methods.blocks.zero_shot import ZeroShotParams
 from fedrpc.problem import Problem
 from fedrpc.report.sheet import make_contact_sheet
 from fedrpc.report.synthetic import show_synthetic
+from fedrpc.server.summary import hash_model
 from fedrpc.study.synthetic import evaluate_inversion, study_synthetic
 
 MakeRun = Callable[..., Path]
@@ -33,8 +34,16 @@ def changed(folder: Path, **values: Any) -> Problem:
     )
     (folder / "config.toml").write_text(to_toml(config))
     problem = Problem(config)
-    save_file(models.read_tensors(problem.copy_network()), folder / "model.safetensors")
+    write_model(folder, problem.copy_network())
     return problem
+
+
+def write_model(folder: Path, network: torch.nn.Module) -> None:
+    """Gives a run directory another final model, with its hash."""
+    weights = models.read_tensors(network)
+    save_file(weights, folder / "model.safetensors")
+    summary = json.loads((folder / "summary.json").read_text()) | {"model_sha256": hash_model(weights)}
+    (folder / "summary.json").write_text(json.dumps(summary))
 
 
 def shown(folder: Path, per_class: int = 3, iterations: int | None = 2, epochs: int = 1) -> str:
@@ -89,6 +98,10 @@ def test_mistakes_are_reported(make_run: MakeRun, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read"):
         shown(folder)
     changed(folder)
+    save_file({"weight": torch.zeros(1)}, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"model\.safetensors is not the run's model"):
+        shown(folder)
+    changed(folder)
     (folder / "synthetic.json").mkdir()
     with pytest.raises(ConfigError, match="cannot write"):
         shown(folder)
@@ -99,7 +112,7 @@ def test_a_network_without_batchnorm_is_refused(make_run: MakeRun, monkeypatch: 
     changed(folder)
     plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
     monkeypatch.setattr(Problem, "copy_network", lambda _: plain)
-    save_file(models.read_tensors(plain), folder / "model.safetensors")
+    write_model(folder, plain)
     with pytest.raises(ConfigError, match="fedrpc synthetic synthesises data from the statistics"):
         shown(folder)
 

@@ -15,7 +15,7 @@ from fedrpc.emulation.link import Link
 from fedrpc.errors import ConfigError, Damaged
 from fedrpc.metrics.timing import PhaseRow, TaskRow
 from fedrpc.study.reading import Run
-from fedrpc.study.whatif import Task, measure, play, predict, read_conditions
+from fedrpc.study.whatif import Task, measure, play, predict, predict_over, read_conditions
 from fedrpc.wire.ledger import Key, Sums
 
 SLOW = Conditions(Link(down=10e6, up=5e6, rtt=0.1))
@@ -128,3 +128,12 @@ def test_times_of_a_client_that_the_run_does_not_have_are_one_line(tmp_path: Pat
 def test_a_run_without_times_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no timing\.jsonl"):
         predict(make_run(tmp_path, timing=lambda: iter(())), [FREE, FREE], cores=None)
+
+
+def test_a_run_without_a_wire_is_refused_and_not_predicted_in_a_comparison(tmp_path: Path) -> None:
+    run = make_run(tmp_path, summary={"num_clients": 2, "seed": 0, "in_process": True})
+    with pytest.raises(ConfigError, match=r"within one process, .* no wire was measured: run it with processes"):
+        measure(run)
+    with pytest.raises(ConfigError, match="no wire was measured"):
+        predict(run, [FREE, FREE], cores=None)
+    assert predict_over(run, "3g") is None

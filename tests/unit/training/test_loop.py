@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fedrpc.config import TrainConfig
 from fedrpc.data.examples import Examples
 from fedrpc.errors import Cancelled
-from fedrpc.training.loop import build_optimizer, compute_learning_rate, slice_batches, train
+from fedrpc.training.batches import slice_batches
+from fedrpc.training.loop import build_optimizer, compute_learning_rate, train
 
 
 @given(st.integers(0, 200), st.integers(2, 40))

@@ -24,6 +24,7 @@ from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import (
     Attempt,
     Key,
+    LedgerAnswer,
     LedgerFile,
     Rows,
     Sums,
@@ -114,6 +115,21 @@ def test_every_chunk_of_a_large_message_is_booked_under_the_kind_of_its_part():
         attempt.add(kind, len(data), tensor_bytes)
     assert count_tensor_bytes(attempt.rows) == announced(encode(everything()).parts)
     assert sum_message_bytes(attempt.rows, session) == sum(count_message_bytes(len(data)) for data in (head, *chunks))
+
+
+def test_the_session_has_no_tensors():
+    """The text of the ledgers that both sides exchange at the end is none."""
+    answer = LedgerAnswer("a row\n" * 1000)
+    whole, (head, *chunks) = frame_of(answer), frames_of(answer)
+    in_one, in_many = (Attempt(9, ledger.SESSION, "up", 3) for _ in range(2))
+    in_one.add_first(len(whole), list_inline(pb.Frame.FromString(whole)))
+    in_many.add_first(len(head), ())
+    for data in chunks:
+        index, view = read_chunk(data)
+        in_many.add(*classify_chunk(index, view.nbytes, pb.Frame.FromString(head).envelope)[:1], len(data), view.nbytes)
+    for attempt in (in_one, in_many):
+        assert count_tensor_bytes(attempt.rows) == {}
+        assert sum_message_bytes(attempt.rows) > 6000
 
 
 def test_a_chunk_of_no_known_part_is_booked_as_envelope():
@@ -243,6 +259,21 @@ def test_a_crash_at_any_moment_of_ending_a_round_neither_loses_nor_doubles_a_row
                 shutil.copytree(torn, again)
                 (again / "ledger.jsonl").write_bytes(data[:length])
                 assert reopened(again) == wanted, length
+
+
+def test_a_reader_sees_the_old_rows_or_the_new_ones(tmp_path, monkeypatch):
+    """Rows of a round that is over make the file a new one, never one that is empty for a moment."""
+    with closing(LedgerFile(tmp_path)) as book:
+        book.book(row(0, 5))
+        book.end_round()
+        before, place = book.path.stat().st_ino, book.path.read_bytes()
+        book.book(row(0, 5, client=1))
+        seen = []
+        monkeypatch.setattr(os, "fsync", lambda fd: seen.append(book.path.read_bytes()))
+        book.end_round()
+        assert set(seen) <= {place, book.path.read_bytes()}
+        assert book.path.stat().st_ino != before, "a reader that remembers its place must start anew"
+    assert len(reopened(tmp_path)) == 2
 
 
 def test_a_crash_between_rounds_keeps_what_was_booked_since(tmp_path):

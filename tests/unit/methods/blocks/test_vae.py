@@ -20,7 +20,7 @@ from fedrpc.methods.blocks.vae import (
     reconstruction_loss,
     sample_latents,
 )
-from fedrpc.models.dpms import Dpms, Vae
+from fedrpc.models.dpms import Dpms, DpmsCode, Vae
 from fedrpc.training.dpsgd import prepare_network
 from tests.fakes import problem_of
 
@@ -104,6 +104,20 @@ def test_the_loss_is_the_sum_of_its_terms():
         kl_from_standard_normal(mu, logvar) + reconstruction_loss(decoded, x)
     )
     assert whole.item() == pytest.approx(terms.item(), rel=1e-6)
+
+
+def test_the_terms_of_the_authors_code():
+    torch.manual_seed(0)
+    model, (x, y) = Vae(DpmsCode((1, 28, 28), 10, latent=6)).eval(), make_batch()
+    torch.manual_seed(3)
+    whole = VaeLoss(0.05, UNIT)(model, x, y)
+    torch.manual_seed(3)
+    mu, logvar = model.encode(x)
+    decoded = model.decoder(sample_latents(mu, logvar))
+    divergence = (0.5 * (mu.square() + logvar.exp() - 1 - logvar)).mean()
+    error = -(x * decoded.log() + (1 - x) * (1 - decoded).log()).sum() / len(x)
+    terms = F.cross_entropy(model.classifier(mu), y) + 0.05 * (divergence + error)
+    assert whole.item() == pytest.approx(terms.item(), rel=1e-5)
 
 
 def test_without_weight_it_is_cross_entropy_and_touches_nothing_else():

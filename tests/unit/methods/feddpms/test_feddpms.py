@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from fedrpc.methods.feddpms.messages import (
     SyntheticExamples,
 )
 from fedrpc.methods.feddpms.method import FedDpms
+from fedrpc.models.dpms import DpmsCode
 from fedrpc.models.state import count_payload_bytes, load, read_tensors
 from tests.fakes import InMemoryFederation, problem_of, run_in_memory
 from tests.unit.methods.feddpms.dpms_runs import (
@@ -432,6 +434,26 @@ def test_a_client_without_the_decoder_that_was_asked_for_counts_as_missing(monke
 def test_settings_that_cannot_work_are_refused(params, wrong):
     with pytest.raises(ConfigError, match=wrong):
         build_problem(params=params)
+
+
+@pytest.mark.parametrize("mode", ["paper", "private"])
+def test_the_authors_auto_encoder_runs_in_both_modes(mode):
+    train = {"optimizer": "adam", "lr": 0.001, "epochs": 3}
+    problem = build_problem(params={"vae": "code", "mode": mode}, train=train)
+    assert isinstance(problem.copy_network(), DpmsCode)
+    run = run_in_memory(problem, ROUNDS)
+    assert run.measured() == run.predicted()
+    covered = [row for row in run.released if row["kind"] == "latent_means"]
+    assert covered
+    # Clipped to half of the diagonal, two vectors are twice that apart.
+    noise_multiplier = 3.0 / (2 * math.sqrt(LATENT) / 2 / SMALL["m"])
+    wanted = [(pytest.approx(noise_multiplier), 1.0, SMALL["alpha"])] if mode == "private" else []
+    assert all([tuple(entry) for entry in row["history"]] == wanted for row in covered)
+
+
+def test_the_authors_network_needs_their_losses():
+    with pytest.raises(ConfigError, match=r"set params\.vae=code, or --model dpms"):
+        problem_of("feddpms", build=lambda: DpmsCode((1, 28, 28), 10))
 
 
 def test_another_network_is_refused():

@@ -11,7 +11,10 @@ from scipy.optimize import brentq
 from fedrpc.methods.feddpms.privacy import (
     FILTERED,
     NAMED,
+    UNBOUNDED,
+    bound_latents,
     build_mechanism,
+    build_privacy_record,
     clip_norms,
     compute_epsilons,
     compute_sensitivity,
@@ -19,6 +22,7 @@ from fedrpc.methods.feddpms.privacy import (
 )
 from fedrpc.privacy.accountant import compute_epsilon
 from fedrpc.privacy.gaussian import compute_classic_epsilon, solve_epsilon
+from tests.fakes import problem_of
 
 FMNIST = {"latent": 32, "alpha": 50, "n": 3, "m": 100, "sigma": 3.0}
 CIFAR10 = {"latent": 128, "alpha": 200, "n": 3, "m": 100, "sigma": 4.0}
@@ -101,6 +105,34 @@ def test_no_replaced_record_moves_a_mean_beyond_the_sensitivity(clip):
         z = clip_norms(z.reshape(-1, 6), clip).reshape(z.shape)
     moved = (z[:, 0].mean(dim=1) - z[:, 1].mean(dim=1)).norm(dim=1)
     assert 0.5 * compute_sensitivity(6, 5, clip) < moved.max() <= compute_sensitivity(6, 5, clip) * (1 + 1e-9)
+
+
+def test_vectors_without_bounds_are_twice_the_clip_apart_or_infinitely_far():
+    assert compute_sensitivity(32, 100, unit=False) == math.inf
+    assert compute_sensitivity(32, 100, clip=1.5, unit=False) == pytest.approx(3 / 100)
+    far = bound_latents(torch.tensor([[9.0, 0.0], [-9.0, 0.0]]), 1.5, unit=False)
+    assert (far[0] - far[1]).norm().item() / 100 == pytest.approx(compute_sensitivity(2, 100, 1.5, unit=False))
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_latent_vectors_that_no_network_should_give_are_bounded_too(unit):
+    bad = torch.tensor([[math.nan, 1.0], [math.inf, -math.inf], [3e38, 3e38], [-3e38, 1.0], [0.1, 0.2]])
+    found = bound_latents(bad, 0.5, unit=unit)
+    assert torch.isfinite(found).all()
+    assert (found.norm(dim=1) <= 0.5 * (1 + 1e-6)).all()
+
+
+def test_the_records_of_latents_without_bounds_promise_nothing():
+    env = problem_of("feddpms", build=None, model="dpms", params={"vae": "code", "preliminary": 1}).env
+    record = build_privacy_record(env)
+    assert record["holds"] == UNBOUNDED
+    assert all(row[column] == math.inf for row in record["rows"] for column in ("one_draw", "class_draws", "all_draws"))
+    private = problem_of(
+        "feddpms", build=None, model="dpms", params={"vae": "code", "mode": "private", "m": 5, "preliminary": 1}
+    )
+    assert build_privacy_record(private.env)["rows"] == compute_epsilons(
+        latent=32, alpha=50, n=3, m=5, sigma=3.0, clip=math.sqrt(32) / 2, unit=False
+    )
 
 
 def test_clipping_keeps_directions_and_short_vectors():

@@ -24,7 +24,7 @@ LABELS = st.lists(st.integers(0, CLASSES - 1), min_size=SIZE, max_size=SIZE).map
 POSITIONS, SEEDS = st.integers(0, SIZE - 1), st.integers(0, 2**32)
 
 
-def share_means(z: Tensor, y: Tensor, *, seed: int = 0, **params: Any) -> dict[int, Tensor]:
+def share_means(z: Tensor, y: Tensor, *, seed: int = 0, code: bool = False, **params: Any) -> dict[int, Tensor]:
     """The means of a client whose examples have these latent vectors, without noise, by class."""
     setting = {"mode": "private", "alpha": 1, "sigma": 0.0, "n": CLASSES, "m": M} | params
     client: Any = SimpleNamespace(
@@ -35,7 +35,7 @@ def share_means(z: Tensor, y: Tensor, *, seed: int = 0, **params: Any) -> dict[i
         rng=lambda purpose: derive(seed, purpose),
         release=lambda part, value, mechanism: value,
     )
-    model: Any = SimpleNamespace(latent=z.shape[1], features=lambda x: x)
+    model: Any = SimpleNamespace(latent=z.shape[1], features=lambda x: x, code=code)
     latents, labels = share_private_means(client, model).means.select_rows()
     return dict(zip(labels.tolist(), latents, strict=True))
 
@@ -94,6 +94,16 @@ def test_a_replaced_record_can_move_a_mean_by_all_of_the_sensitivity(clip):
     moved = (share_means(z, y, clip=clip)[0] - share_means(other, y, clip=clip)[0]).norm()
     assert float(moved) == pytest.approx(math.sqrt(2) * clip / M, rel=1e-5)
     assert float(moved) == pytest.approx(compute_sensitivity(LATENT, M, clip), rel=1e-5)
+
+
+@pytest.mark.parametrize("clip", [0.3, 1.0, 5.0])
+def test_without_bounds_on_values_a_record_can_move_a_mean_by_twice_the_clip(clip):
+    y, z = torch.zeros(M, dtype=torch.int64), torch.full((M, LATENT), 100.0)
+    other = z.clone()
+    other[0] = -z[0]
+    moved = (share_means(z, y, clip=clip, code=True)[0] - share_means(other, y, clip=clip, code=True)[0]).norm()
+    assert float(moved) == pytest.approx(2 * clip / M, rel=1e-5)
+    assert float(moved) == pytest.approx(compute_sensitivity(LATENT, M, clip, unit=False), rel=1e-5)
 
 
 def test_what_a_model_computes_is_bounded_whatever_it_is():

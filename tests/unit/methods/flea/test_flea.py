@@ -31,6 +31,7 @@ from fedrpc.models import Model, cut, load, read_tensors
 from fedrpc.seeds import derive
 from fedrpc.wire import stored
 from tests.fakes import InMemoryFederation, Played, mlp, problem_of, run_in_memory, tiny
+from tests.unit.wire.messages import same
 
 CLASSES = 10
 
@@ -75,10 +76,19 @@ class Constant(np.random.Generator):
 
 
 def build_objective(
-    received: nn.Module | None = None, given: Features | None = None, weight: float | None = None, **params: float
+    received: nn.Module | None = None, given: Features | None = None, weight: float | None = None, **params: Any
 ) -> Objective:
     rng = derive(0, "mixup") if weight is None else Constant(weight)
-    return Objective(Flea.Params(**params), 0, received, given, order=derive(0, "buffer"), weights=rng)
+    chosen = Flea.Params(**params)
+    return Objective(
+        chosen,
+        0,
+        received,
+        given,
+        lambda2=chosen.compute_lambda2(0),
+        order=derive(0, "buffer"),
+        weights=rng,
+    )
 
 
 def take_from_buffer(given: Features, size: int) -> tuple[Tensor, Tensor]:
@@ -206,6 +216,31 @@ class TestObjective:
         assert max(p.grad.abs().max().item() for p in model.stages[0].parameters()) > 1e-5
         others = [*model.stages[1].parameters(), *model.classifier.parameters()]
         assert all(p.grad.abs().max().item() < 1e-6 for p in others)
+
+    def test_the_root_of_the_correlation_is_the_authors_form(self) -> None:
+        model, (x, y) = build_seeded(build_plain, 0), make_batch(6)
+        squared, root, none = (
+            build_objective(lambda1=0, lambda2=weight, decorrelation=form)(model, x, y)
+            for weight, form in ((1.0, "dcor2"), (1.0, "dcor"), (0.0, "dcor2"))
+        )
+        assert (root - none).item() == pytest.approx(math.sqrt((squared - none).item()), rel=1e-4)
+
+    def test_the_root_has_no_infinite_gradient_where_nothing_correlates(self) -> None:
+        model, (x, y) = build_seeded(build_plain, 0), make_batch(6)
+        loss = build_objective(lambda1=0, decorrelation="dcor")(model, x[:1], y[:1])
+        loss.backward()
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+    def test_the_weight_of_decorrelation_falls_as_in_the_authors_code(self) -> None:
+        annealed = Flea.Params(lambda2_decay=0.1)
+        assert [annealed.compute_lambda2(t) for t in (0, 1, 19, 20, 99)] == pytest.approx([3, 2.9, 1.1, 1, 1])
+        assert {Flea.Params().compute_lambda2(t) for t in (0, 50)} == {3.0}
+        assert {Flea.Params(lambda2=0, lambda2_decay=0.1).compute_lambda2(t) for t in (0, 50)} == {0.0}
+
+    def test_a_round_uses_its_own_weight(self) -> None:
+        constant, falling = play(2), play(2, params={"lambda2_decay": 1.0})
+        assert same(constant.states[1].weights, falling.states[1].weights)
+        assert not same(constant.states[2].weights, falling.states[2].weights)
 
     def test_a_batch_passes_each_layer_once_and_the_received_network_does_not_change(self) -> None:
         model, received = build_seeded(build_normalised, 0), build_seeded(build_normalised, 0)
@@ -478,3 +513,19 @@ class TestBadClients:
         problem = problem_of("flea", clients=3, partition="iid", train_size=60)
         played = run_in_memory(problem, 2, absent=lambda _, phase, __, k: phase == "fit" and k == 0)
         assert not [asked for asked in played.asked if asked[3] == 0]
+
+
+def build_wide() -> nn.Module:
+    """A network with as many features as HARNet."""
+    return Model([nn.Sequential(nn.Flatten(), nn.Linear(784, 8448))], nn.Linear(8448, 10))
+
+
+@pytest.mark.parametrize(
+    ("train", "advised"),
+    [({"lr": 0.02}, True), ({"lr": 0.002}, False), ({"lr": 0.02, "optimizer": "adam"}, False)],
+)
+def test_a_rate_that_is_too_fast_for_many_features_is_told(train: Any, advised: bool) -> None:
+    problem = problem_of("flea", build=build_wide, train=train)
+    said = Flea().advise(problem.env)
+    assert ("8448 features" in said and "train.lr=0.001 as in the paper, or train.lr=0.003" in said) is advised
+    assert Flea().advise(problem_of("flea", train=train).env) == ""

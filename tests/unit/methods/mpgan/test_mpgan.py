@@ -13,6 +13,7 @@ from threading import Event
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,7 +21,7 @@ from fedrpc.client.context import AnswerContext
 from fedrpc.errors import ConfigError
 from fedrpc.methods.mpgan.augment import LabelledPool, collect_pool
 from fedrpc.methods.mpgan.game import Canvas
-from fedrpc.methods.mpgan.messages import ORACLE, GeneratedImages, LabelledPortion, State, StoredDiscriminator
+from fedrpc.methods.mpgan.messages import ORACLE, PERFECT, GeneratedImages, LabelledPortion, State, StoredDiscriminator
 from fedrpc.methods.mpgan.method import MpGan
 from fedrpc.methods.runtime import SETUP_ROUND
 from fedrpc.wire import stored
@@ -202,6 +203,25 @@ def test_the_oracle_is_marked_in_records_and_caveat():
     assert MpGan().describe_caveat(run.problem.params) == ORACLE
     assert MpGan().describe_caveat(problem_of("mpgan").params) == ""
     assert "oracle" not in play().records[1]
+
+
+def test_perfect_images_are_real_ones_that_nobody_holds():
+    run = play(images="held-out", warm_up=0, a_f=0.5)
+    assert run.measured() == run.predicted()
+    assert "feedback" not in run.measured()["up"]
+    assert run.records[0]["labelling"]["0"]["labels_by"] == PERFECT == MpGan().describe_caveat(run.problem.params)
+    held, clients = run.problem.load_held_out(), run.problem.pool_train_data()
+    given, labels = run.state.made[0], run.state.labels[0]
+    real = {(x.numpy().tobytes(), int(y)) for x, y in zip(*held.batch(np.arange(len(held))), strict=True)}
+    own = {x.numpy().tobytes() for x in clients.batch(np.arange(len(clients)))[0]}
+    assert all((x.numpy().tobytes(), int(y)) in real for x, y in zip(given, labels, strict=True))
+    assert not any(x.numpy().tobytes() in own for x in given)
+
+
+def test_perfect_images_need_examples_that_nobody_holds():
+    problem = problem_of("mpgan", train_size=None, params=SMALL | {"images": "held-out"})
+    with pytest.raises(ConfigError, match="give a smaller train_size"):
+        run_in_memory(problem, 1)
 
 
 def test_a_conditional_generator_labels_by_construction():

@@ -1,0 +1,258 @@
+"""The report of all results of papers' experiments: `python -m fedrpc.report.paper FOLDER [RESULTS.json ...]`.
+
+FOLDER has results as `fedrpc paper` wrote them: NAME.json, and in variations/ those of the same experiment with changed
+settings. Files named after it are taken into it first, under the names that they should have there. README.md and the
+plots are made from all of them, and no figure in it is from elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedrpc.errors import ConfigError
+from fedrpc.report.paper_earlier import EARLIER, write_earlier
+from fedrpc.report.paper_plots import plot_curves, plot_rows
+from fedrpc.report.paper_table import format_results
+from fedrpc.report.paper_words import (
+    VERDICTS,
+    Results,
+    describe_changes,
+    describe_difference,
+    describe_measure,
+    describe_verdict,
+    find_printed,
+    flatten,
+    format_interval,
+    list_cells,
+    list_circumstances,
+    list_heads,
+    list_pairs,
+)
+from fedrpc.report.sheet import write_text
+from fedrpc.report.words import pluralize
+from fedrpc.study.experiment import NOT, is_experiment, read_experiment
+
+VARIATIONS, PLOTS = "variations", "plots"
+ALL = "all methods"  # the paper of an experiment that is of no single one; it comes last
+_NEEDED = ("name", "command", "rows", "claims", "changes", "cost", "missing", "curves", "explanations")
+_HEAD = """\
+# The papers' claims, and what came out
+
+`python -m fedrpc.report.paper docs/results` makes this page from the files in this folder, which `fedrpc paper` wrote;
+no figure is typed by hand. With an experiment's `results.json` as a further argument it adds that one. `fedrpc paper`
+lists all experiments; those without a section here have not been run.
+
+**The rule** for verdicts was written before the runs (`fedrpc/study/experiment.py`). A claim is about two rows and one
+measure. It holds if the mean difference over the seeds has the claimed direction and exceeds the claimed margin. It is
+**reproduced** if it holds, the 95 % interval of the difference less the margin (Student's, paired by seed) excludes 0,
+and there are three seeds or more; **partly** reproduced if it only holds; otherwise **not**. With three seeds the
+interval is wide, and many a true difference comes out as *partly*. Experiments are reduced in size unless they say
+otherwise: a verdict is about the claim at that size, in this implementation.
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An experiment's results, and those with changed settings."""
+
+    results: Results
+    variations: Sequence[Results] = field(default=())
+
+
+# Files
+
+
+def write_report(folder: Path, more: Sequence[Path] = ()) -> None:
+    """Takes more results into a folder, and writes README.md and the plots from all that it has.
+
+    Args:
+        more: Files of results; one of an experiment and changes that the folder has already replaces it.
+    """
+    for path in more:
+        results = read_results(path)
+        place = folder / name_results(results)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_text(place, format_results(results))
+    pages = make_report(folder)
+    (folder / PLOTS).mkdir(parents=True, exist_ok=True)
+    for stale in {*(folder / PLOTS).glob("*.svg")} - {folder / name for name in pages}:
+        stale.unlink()
+    for name, text in pages.items():
+        write_text(folder / name, text)
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """Reads one file of results; raises ConfigError unless it has all that the report needs."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+        lacking = [name for name in _NEEDED if name not in found]
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path} holds no results of `fedrpc paper`: {error}") from None
+    if lacking:
+        raise ConfigError(
+            f"{path} has no {', no '.join(lacking)}, as results of an older version have; "
+            "collect it again: `fedrpc paper NAME --show --out FOLDER` with the folder of its runs"
+        )
+    return found
+
+
+def name_results(results: Results) -> str:
+    """The place of results in the folder: by experiment, and what was changed."""
+    if not results["changes"]:
+        return f"{results['name']}.json"
+    changes = "+".join(f"{name}={value}" for name, value in flatten(results["changes"]).items())
+    return f"{VARIATIONS}/{results['name']}+{re.sub(r'[^A-Za-z0-9._=+,-]+', '-', changes)}.json"
+
+
+def make_report(folder: Path) -> dict[str, str]:
+    """README.md and the plots, by name, as they follow from the results in a folder."""
+    entries = read_entries(folder)
+    pages = {}
+    for entry in entries:
+        for what, svg in (("rows", plot_rows(entry.results)), ("curves", plot_curves(entry.results))):
+            if svg:
+                pages[f"{PLOTS}/{entry.results['name']}-{what}.svg"] = svg
+    lines = [_HEAD, *_write_summary(entries)]
+    for entry in entries:
+        lines += write_section(entry, [name for name in pages if name.startswith(f"{PLOTS}/{entry.results['name']}-")])
+    lines += write_earlier(folder / EARLIER)
+    return {"README.md": "\n".join(lines) + "\n", **pages}
+
+
+def read_entries(folder: Path) -> list[Entry]:
+    """All results of a folder, by paper; of an experiment that was only run with changes, the first stands for it."""
+    paths = [*sorted(folder.glob("*.json")), *sorted((folder / VARIATIONS).glob("*.json"))]
+    found: dict[str, list[Results]] = {}
+    for path in paths:
+        results = read_results(path)
+        found.setdefault(results["name"], []).append(results)
+    entries = [Entry(first, others) for first, *others in found.values()]
+    return sorted(
+        entries, key=lambda entry: (entry.results["paper"] == ALL, entry.results["paper"], entry.results["name"])
+    )
+
+
+# The summary
+
+
+def _write_summary(entries: Sequence[Entry]) -> list[str]:
+    claims = [claim for entry in entries for claim in entry.results["claims"]]
+    counts = Counter(claim["verdict"] for claim in claims)
+    known = [verdict for verdict in VERDICTS if verdict or counts[verdict]]
+    told = ", ".join(f"{counts[verdict]} {VERDICTS[verdict]}" for verdict in known)
+    num = sum(bool(entry.results["claims"]) for entry in entries)
+    lines = [
+        "## All claims",
+        "",
+        f"{pluralize(len(claims), 'claim')} in {pluralize(num, 'experiment')}: {told}. Figures are of the row that the",
+        "claim is about, against those of the row that it is compared to; *ahead by* is their difference in the",
+        "claimed direction, less the claimed margin, with its 95 % interval: below 0, the claim does not hold.",
+        "",
+        "| paper | claim | measure | paper's figures | ours | ahead by | verdict |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    return lines + [_write_claim(entry, claim) for entry in entries for claim in entry.results["claims"]]
+
+
+def _write_claim(entry: Entry, claim: Results) -> str:
+    results = entry.results
+    where = f"{results['paper']}: [{results['name']}](#{results['name']})"
+    cells = [
+        where,
+        claim["says"],
+        describe_measure(claim["measure"]),
+        *list_pairs(results, claim),
+        format_interval(claim["difference"]),
+    ]
+    told = f"**{describe_verdict(claim)}**"
+    if claim["verdict"] == NOT:
+        told += f"; {describe_attempts(entry, claim)}"
+    return f"| {' | '.join([*cells, told])} |"
+
+
+def describe_attempts(entry: Entry, claim: Results) -> str:
+    """What came of a claim with other settings."""
+    found = [
+        (other, each)
+        for other in entry.variations
+        for each in other["claims"]
+        if each["says"] == claim["says"] and each["verdict"] is not None
+    ]
+    if not found:
+        return "no other settings tried yet"
+    return "; ".join(f"{describe_verdict(each)} with {describe_changes(other['changes'])}" for other, each in found)
+
+
+# Sections
+
+
+def write_section(entry: Entry, plots: Sequence[str]) -> list[str]:
+    """An experiment: verdicts, the table, plots, variations, how it was obtained, notes, and the command."""
+    results = entry.results
+    lines = ["", f"## {results['name']}", "", f"**{results['title']}** ({results['paper']}, {results['where']})", ""]
+    for claim in results["claims"]:
+        more = f"; {describe_attempts(entry, claim)}" if claim["verdict"] == NOT else ""
+        told = f"{claim['says']} ({describe_difference(claim['difference'])})"
+        lines.append(f"- **{describe_verdict(claim)}**: {told}{more}")
+    lines += ["", *write_table(results), ""]
+    for name in plots:
+        what = "figures of the paper beside ours" if name.endswith("-rows.svg") else "curves with bands over the seeds"
+        lines += [f"![{results['name']}: {what}]({name})", ""]
+    lines += _write_variations(entry)
+    lines += [f"- {line}" for line in [*list_circumstances(results), *_tell_changed(results), *results["notes"]]]
+    lines += [f"- an untested explanation: {line}" for line in results["explanations"]]
+    return [*lines, f"- to repeat it: `{results['command']}`"]
+
+
+def _tell_changed(results: Results) -> list[str]:
+    """Whether the experiment has other rows by now."""
+    now = [row.name for row in read_experiment(results["name"]).rows] if is_experiment(results["name"]) else []
+    if now == [row["name"] for row in results["rows"]]:
+        return []
+    return ["the experiment was changed after these runs: the command has other rows now, and gives another table"]
+
+
+def write_table(results: Results) -> list[str]:
+    """The rows, with the paper's figures where it has any."""
+    names, printed = results["measures"], find_printed(results)
+    heads = list_heads(names, printed)
+    lines = [f"| | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
+    return lines + [f"| {row['name']} | {' | '.join(list_cells(row, names, printed))} |" for row in results["rows"]]
+
+
+def _write_variations(entry: Entry) -> list[str]:
+    """Every claim under changed settings, beside the verdict above."""
+    if not entry.variations:
+        return []
+    heads = [describe_changes(each["changes"]) for each in entry.variations]
+    lines = ["With other settings (ahead by, and the verdict there):", ""]
+    lines += [f"| claim | as above | {' | '.join(heads)} |", f"|---|---|{'---|' * len(heads)}"]
+    for claim in entry.results["claims"]:
+        others = [_find_claim(each, claim["says"]) for each in entry.variations]
+        cells = [_describe_briefly(each) for each in [claim, *others]]
+        lines.append(f"| {claim['says']} | {' | '.join(cells)} |")
+    return [*lines, "", *(f"- `{each['command']}`: {list_circumstances(each)[0]}" for each in entry.variations)]
+
+
+def _find_claim(results: Results, says: str) -> Results | None:
+    return next((claim for claim in results["claims"] if claim["says"] == says), None)
+
+
+def _describe_briefly(claim: Results | None) -> str:
+    if claim is None or claim["verdict"] is None:
+        return "-"
+    return f"{format_interval(claim['difference'])}: {describe_verdict(claim)}"
+
+
+if __name__ == "__main__":
+    try:
+        write_report(Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]])
+    except ConfigError as error:
+        sys.exit(f"error: {error}")

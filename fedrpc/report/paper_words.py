@@ -1,0 +1,146 @@
+"""Puts the results of a paper's experiment into words: figures, verdicts, and how they were obtained."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedrpc.report.table import format_size
+from fedrpc.report.words import pluralize
+from fedrpc.study.experiment import LEAST_SEEDS, NOT, PARTLY, REPRODUCED
+from fedrpc.study.measures import MEASURES
+
+Results = Mapping[str, Any]
+NONE = "-"
+VERDICTS = {REPRODUCED: "reproduced", PARTLY: "partly", NOT: "not reproduced", None: "without runs"}
+_FEW = {1: "one seed only", 2: "two seeds only"}
+
+
+def format_value(measure: str, value: float | None) -> str:
+    """A figure of ours."""
+    if value is None:
+        return NONE
+    return format_size(value) if measure == "bytes" else f"{value:,.{_count_decimals(measure, value)}f}"
+
+
+def format_summary(measure: str, found: Mapping[str, Any] | None) -> str:
+    """A mean with its deviation over seeds, to the same place; none where all seeds have the same."""
+    if found is None:
+        return NONE
+    told = format_value(measure, found["mean"])
+    if not found["sd"]:
+        return told
+    decimals = _count_decimals(measure, found["mean"])
+    spread = format_size(found["sd"]) if measure == "bytes" else f"{found['sd']:,.{decimals}f}"
+    return f"{told} ± {spread}"
+
+
+def _count_decimals(measure: str, value: float) -> int:
+    """Decimals that give a number four digits: 97.98, 166.3, 0.1234; bytes are whole."""
+    if measure.endswith("_bytes") or not 0 < abs(value) < 1000:
+        return 0
+    return max(0, 3 - math.floor(math.log10(abs(value))))
+
+
+def describe_measure(measure: str) -> str:
+    """What a column has."""
+    return MEASURES[measure][0] if measure in MEASURES else measure
+
+
+def describe_verdict(claim: Results) -> str:
+    """The verdict, with what weakens it."""
+    found = claim["difference"]
+    few = _FEW.get(found["n"]) if found else None
+    return VERDICTS[claim["verdict"]] + (f", {few}" if few else "")
+
+
+def describe_difference(found: Mapping[str, Any] | None) -> str:
+    """A claim's difference beyond its margin, in the claimed direction, with its interval."""
+    if found is None:
+        return "no seed has both rows"
+    interval = "" if found["low"] is None else f", 95 % from {found['low']:+.3g} to {found['high']:+.3g}"
+    return f"ahead by {found['mean']:+.3g}{interval}; in {found['better']} of {pluralize(found['n'], 'seed')}"
+
+
+def format_interval(found: Mapping[str, Any] | None) -> str:
+    """A difference with its interval over seeds."""
+    if found is None:
+        return NONE
+    interval = "" if found["low"] is None else f" ({found['low']:+.3g} to {found['high']:+.3g})"
+    return f"{found['mean']:+.3g}{interval}"
+
+
+def list_pairs(results: Results, claim: Results) -> tuple[str, str]:
+    """The paper's figures of a claim's two rows, and ours."""
+    rows = {row["name"]: row for row in results["rows"]}
+    one, two, measure = rows[claim["row"]], rows[claim["than"]], claim["measure"]
+    printed = [row["paper"].get(measure) for row in (one, two)]
+    ours = [format_summary(measure, row["ours"].get(measure)) for row in (one, two)]
+    return (NONE if None in printed else f"{printed[0]:g} against {printed[1]:g}"), f"{ours[0]} against {ours[1]}"
+
+
+def list_circumstances(results: Results) -> list[str]:
+    """How the results were obtained, in lines."""
+    seeds = ", ".join(map(str, results["seeds"]))
+    several = "seeds" if len(results["seeds"]) > 1 else "seed"
+    lines = [f"{several} {seeds}; {describe_cost(results['cost'])}; fedrpc {results['version']}"]
+    lines.append(f"reduced: {results['reduced']}" if results["reduced"] else "at the paper's size")
+    if results["changes"]:
+        lines.append(f"changed: {describe_changes(results['changes'])}")
+    if results["missing"]:
+        lines.append(f"runs that are missing: {'; '.join(results['missing'])}")
+    if len(results["seeds"]) < LEAST_SEEDS:
+        lines.append(f"fewer than {LEAST_SEEDS} seeds: no claim counts as reproduced")
+    return lines
+
+
+def describe_cost(cost: Mapping[str, Any]) -> str:
+    """What the runs took."""
+    cores = (
+        f"{cost['client_core_hours']:.2f} core-hours of the clients' tasks (the server's were not counted)"
+        if cost["core_hours"] is None
+        else f"{cost['core_hours']:.2f} core-hours, {cost['client_core_hours']:.2f} of them of the clients' tasks"
+    )
+    return f"{cost['hours']:.2f} hours of runs, {cores}, at most {format_size(cost['peak_bytes'])} in a process"
+
+
+def describe_changes(changes: Mapping[str, Any]) -> str:
+    """What differs from the experiment's settings, as on the command line."""
+    return ", ".join(f"{name}={value}" for name, value in flatten(changes).items())
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings by their whole names."""
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flatten(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
+    return found
+
+
+def list_cells(row: Results, measures: Sequence[str], printed: Sequence[str]) -> list[str]:
+    """The paper's figure, where the table has such a column, and ours for each measure."""
+    cells = []
+    for name in measures:
+        value = row["paper"].get(name)
+        cells += [NONE if value is None else f"{value:g}"] if name in printed else []
+        cells.append(format_summary(name, row["ours"].get(name)))
+    return cells
+
+
+def list_heads(measures: Sequence[str], printed: Sequence[str]) -> list[str]:
+    """The headings above such cells."""
+    heads = []
+    for name in measures:
+        words = describe_measure(name)
+        heads += [f"{words}: paper", "ours"] if name in printed else [words]
+    return heads
+
+
+def find_printed(results: Results) -> list[str]:
+    """The measures of which the paper has a figure in any row."""
+    return [name for name in results["measures"] if any(name in row["paper"] for row in results["rows"])]

@@ -1,0 +1,221 @@
+"""An experiment of a paper: what is run, what the paper says of it, and a verdict on each of its claims.
+
+The rule was written before the runs. A claim is about two rows and one measure, and holds for a seed as far as the
+difference of the two, in the claimed direction and less the claimed margin, is above 0. Over the seeds it is
+
+- **reproduced** if the mean of the differences is above 0 and their 95 % interval (Student's, paired by seed) excludes
+  0;
+- **partly** reproduced if the mean is above 0 and the interval includes 0, or there are fewer than three seeds;
+- **not** reproduced if the mean is 0 or below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedrpc import config as settings
+from fedrpc.config import RunConfig
+from fedrpc.errors import ConfigError, UnknownName
+from fedrpc.study.measures import MEASURES
+from fedrpc.study.reading import Run
+from fedrpc.study.statistics import compare_pairs, summarize_values
+
+REPRODUCED, PARTLY, NOT = "reproduced", "partly", "not"
+LEAST_SEEDS = 3
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Row(_Frozen):
+    """A line of the table: a method with its settings, what differs in small, and the paper's figures by measure.
+
+    Attributes:
+        gan: The row whose generator this one takes: its runs come first, and theirs is `params.gan` here.
+        study: Options of the experiment's study for this row.
+        small_study: What differs of them in small.
+    """
+
+    name: str
+    method: str
+    set: dict[str, Any] = Field(default_factory=dict)
+    small: dict[str, Any] = Field(default_factory=dict)
+    paper: dict[str, float] = Field(default_factory=dict)
+    gan: str | None = None
+    study: dict[str, Any] = Field(default_factory=dict)
+    small_study: dict[str, Any] = Field(default_factory=dict)
+
+
+class Study(_Frozen):
+    """What is computed of every run once it is finished, with the options of its function in `launch/studies.py`."""
+
+    name: Literal["attack", "inversion", "local-round"]
+    options: dict[str, Any] = Field(default_factory=dict)
+    small: dict[str, Any] = Field(default_factory=dict)
+
+
+class Claim(_Frozen):
+    """That one row is higher, or lower, than another in a measure, by at least so much."""
+
+    says: str
+    measure: str
+    than: str
+    higher: str | None = None
+    lower: str | None = None
+    by: float = 0.0
+
+    @model_validator(mode="after")
+    def _one_direction(self) -> Claim:
+        if (self.higher is None) == (self.lower is None):
+            raise ValueError("expected either higher or lower")
+        return self
+
+    @property
+    def row(self) -> str:
+        """The row that the claim is about."""
+        return self.higher or self.lower or ""
+
+    @property
+    def sign(self) -> int:
+        """1 if more is claimed, -1 if less is."""
+        return 1 if self.higher else -1
+
+
+class Experiment(_Frozen):
+    """A table or figure of a paper.
+
+    Attributes:
+        reduced: What the small variant has less of, in words.
+        setting: The values that all rows share, at the paper's own size.
+        small: What differs in the small variant.
+        measures: The columns, by name in MEASURES.
+        explanations: Of what came out, none of which was tested.
+        study: What is computed of each run afterwards, if anything.
+    """
+
+    title: str
+    paper: str
+    where: str
+    reduced: str
+    measures: list[str]
+    setting: dict[str, Any]
+    small: dict[str, Any]
+    rows: list[Row]
+    claims: list[Claim]
+    notes: list[str] = Field(default_factory=list)
+    explanations: list[str] = Field(default_factory=list)
+    study: Study | None = None
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> Experiment:
+        names = [row.name for row in self.rows]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two rows have one name: {names}")
+        claimed = [name for claim in self.claims for name in (claim.row, claim.than)]
+        for name in [*claimed, *(row.gan for row in self.rows if row.gan)]:
+            if name not in names:
+                raise ValueError(f"there is no row '{name}'; rows are {', '.join(names)}")
+        used = [*self.measures, *(claim.measure for claim in self.claims), *(m for row in self.rows for m in row.paper)]
+        if unknown := sorted({*used} - {*MEASURES}):
+            raise ValueError(f"unknown measure '{unknown[0]}'; known: {', '.join(MEASURES)}")
+        return self
+
+    def build_config(
+        self, row: Row, seed: int, size: Literal["paper", "small"], changes: Mapping[str, Any]
+    ) -> RunConfig:
+        """The configuration of a row's run with a seed."""
+        layers = [self.setting, self.small, row.set, row.small] if size == "small" else [self.setting, row.set]
+        values = settings.merge({}, *layers, changes)
+        return settings.build(values | {"method": row.method, "seed": seed})
+
+    def choose_options(self, row: Row, size: Literal["paper", "small"]) -> dict[str, Any]:
+        """The options of a row's study."""
+        study = self.study or Study(name="attack")
+        return study.options | row.study | (study.small | row.small_study if size == "small" else {})
+
+
+# Results and verdicts
+
+
+def measure_run(run: Run, names: Sequence[str]) -> dict[str, float | None]:
+    """The measures of a finished run."""
+    return {name: MEASURES[name][1](run) for name in names}
+
+
+def list_measures(experiment: Experiment) -> list[str]:
+    """The measures that its table shows or its claims need."""
+    return list(dict.fromkeys([*experiment.measures, *(claim.measure for claim in experiment.claims)]))
+
+
+def judge(claim: Claim, values: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> dict[str, Any]:
+    """The verdict on a claim, with what it follows from.
+
+    Args:
+        values: The measures by row and seed.
+    """
+    pairs = []
+    for seed in sorted(values.get(claim.row, {}).keys() & values.get(claim.than, {}).keys()):
+        one, two = (values[name][seed].get(claim.measure) for name in (claim.row, claim.than))
+        if one is not None and two is not None:
+            pairs.append((claim.sign * one - claim.by, claim.sign * two))
+    found = compare_pairs(pairs)
+    return {
+        "says": claim.says,
+        "measure": claim.measure,
+        "row": claim.row,
+        "direction": "higher" if claim.higher else "lower",
+        "than": claim.than,
+        "by": claim.by,
+        "verdict": _decide(found),
+        "difference": found,
+    }
+
+
+def _decide(found: Mapping[str, Any] | None) -> str | None:
+    if found is None:
+        return None
+    if found["mean"] <= 0:
+        return NOT
+    return REPRODUCED if found["n"] >= LEAST_SEEDS and found["low"] > 0 else PARTLY
+
+
+def summarize_rows(
+    experiment: Experiment, values: Mapping[str, Mapping[int, Mapping[str, float | None]]]
+) -> list[dict[str, Any]]:
+    """Each row with the paper's figures, ours by seed, and their mean and deviation."""
+    names = list_measures(experiment)
+    return [
+        {
+            "name": row.name,
+            "paper": row.paper,
+            "seeds": {str(seed): dict(found) for seed, found in sorted(values.get(row.name, {}).items())},
+            "ours": {
+                name: summarize_values(found.get(name) for found in values.get(row.name, {}).values()) for name in names
+            },
+        }
+        for row in experiment.rows
+    ]
+
+
+# Files
+
+
+def is_experiment(name: str) -> bool:
+    """Whether there is an experiment of this name."""
+    return name in settings.list_experiments()
+
+
+def read_experiment(name: str) -> Experiment:
+    """Reads an experiment; raises ConfigError when there is none of this name, or its file is wrong."""
+    known = settings.list_experiments()
+    if name not in known:
+        raise UnknownName("experiment", name, known)
+    try:
+        return Experiment(**settings.read_toml(known[name]))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{known[name]}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None

@@ -1,0 +1,1 @@
+"""The live page: what runs do while they run, in a browser."""

@@ -1,0 +1,67 @@
+"""What `fedrpc data import` prints."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedrpc.cli.importing import import_with_progress, parse_test
+from fedrpc.errors import ConfigError
+
+
+def bring(path: Path, data_dir: Path | None, **values: object) -> str:
+    out = io.StringIO()
+    import_with_progress(path, None, data_dir, values, Console(file=out, width=100), force=True, licence="CC0")
+    return out.getvalue()
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    lines = [f"{i % 7},{i % 25},w{i // 10}" for i in range(200)]
+    path = tmp_path / "shop.csv"
+    path.write_text("\n".join(["sales,label,site", *lines]) + "\n")
+    return path
+
+
+def test_it_says_what_was_found_and_how_to_go_on(table: Path, tmp_path: Path) -> None:
+    text = bring(table, tmp_path / "my data", group="site", test=0.1)
+    assert text.startswith("shop: a table of 200 rows, label 'label'; an input has 1 value")
+    assert "\n19          7     1\n5 more" in text
+    assert "\nall       180    20\ngroups     18     2\n" in text
+    words = f"--dataset shop --data-dir '{tmp_path}/my data' --partition natural --clients 18"
+    assert f"next:\n  fedrpc partition {words}\n  fedrpc run --method fedavg {words} --rounds 20" in text
+
+
+def test_the_environment_names_the_folder(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDRPC_DATA", raising=False)
+    with pytest.raises(ConfigError, match="give --data-dir DIR, or set FEDRPC_DATA"):
+        bring(table, None)
+    monkeypatch.setenv("FEDRPC_DATA", str(tmp_path / "all"))
+    assert "fedrpc partition --dataset shop --partition dirichlet:0.5 --clients 8\n" in bring(table, None)
+    assert (tmp_path / "all" / "shop" / "meta.json").is_file()
+
+
+def test_slow_steps_have_a_bar(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for number in range(8):
+        (tmp_path / "pics" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), number, np.uint8)).save(tmp_path / "pics" / "ab"[number % 2] / f"{number}.png")
+    text = bring(tmp_path / "pics", tmp_path / "data")
+    assert "pics: images" in text
+    assert "an input has 1x8x8 values" in text
+
+
+def test_the_test_set_is_a_share_or_a_path(tmp_path: Path) -> None:
+    assert parse_test(None) == {}
+    assert parse_test("0.3") == {"test": 0.3}
+    assert parse_test(str(tmp_path)) == {"test_path": tmp_path}
+    for wrong in ("0", "1", "1.5"):
+        with pytest.raises(ConfigError, match=f"expected a share above 0 and below 1, got {wrong}"):
+            parse_test(wrong)
+    with pytest.raises(ConfigError, match=r"expected a share such as 0.2, or a folder or file, got 'nowhere.csv'"):
+        parse_test("nowhere.csv")

@@ -1,0 +1,102 @@
+"""Arrays in .npz files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedrpc.data import import_path
+from fedrpc.data.importing import Imported, Options
+from fedrpc.errors import DataError
+
+Bring = Callable[..., Imported]
+RNG = np.random.default_rng(0)
+Y = np.arange(30) % 3
+
+
+@pytest.fixture
+def bring(tmp_path: Path) -> Bring:
+    def do(arrays: dict[str, Any], **options: Any) -> Imported:
+        np.savez(tmp_path / "mine.npz", **arrays)
+        return import_path(tmp_path / "mine.npz", tmp_path / "data", None, Options(**options), force=True)
+
+    return do
+
+
+def test_x_and_y_are_divided(bring: Bring) -> None:
+    x = RNG.integers(0, 256, (30, 3, 5, 5), dtype=np.uint8)
+    found = bring({"x": x, "y": Y, "group": np.arange(30) // 3})
+    assert (found.data.shape, found.data.classes, found.data.scale) == ((3, 5, 5), ("0", "1", "2"), 255.0)
+    assert (len(found.data.train), len(found.data.test)) == (24, 6)
+    assert found.what == "30 arrays of 3x5x5 uint8"
+    by_group = {int(row.sum()): group for row, group in zip(x.astype(int), np.arange(30) // 3, strict=True)}
+    for half in (found.data.train, found.data.test):
+        assert [by_group[int(row.astype(int).sum())] for row in half.x] == half.group.tolist()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "names", ["x_train y_train x_test y_test", "train_images train_labels test_images test_labels"]
+)
+def test_halves_by_their_usual_names(names: str, bring: Bring) -> None:
+    x = RNG.integers(0, 256, (30, 8, 8), dtype=np.uint8)
+    found = bring(dict(zip(names.split(), (x, Y[:, None], x[:6], Y[:6, None]), strict=True)))
+    assert np.array_equal(found.data.train.x, x[:, None])
+    assert np.array_equal(found.data.test.x, x[:6, None])
+    assert np.array_equal(found.data.test.y, Y[:6])
+
+
+def test_channels_come_first_and_signals_are_float32(bring: Bring) -> None:
+    x = RNG.integers(0, 256, (30, 8, 9, 3), dtype=np.uint8)
+    found = bring({"data": x, "labels": Y})
+    assert found.data.shape == (3, 8, 9)
+    assert found.notes == ("channels, which were last, come first",)
+    found = bring({"x": RNG.normal(size=(30, 6, 20)), "y": np.array(["c", "b", "a"])[Y]})
+    assert (found.data.shape, found.data.train.x.dtype, found.data.classes) == ((6, 20), np.float32, ("a", "b", "c"))
+    assert found.data.inputs(found.data.train.x).std().item() == pytest.approx(1, abs=1e-3)
+
+
+def test_rows_of_numbers_are_a_table(bring: Bring) -> None:
+    x = RNG.normal(7, 3, (30, 4))
+    x[3, 1] = np.nan
+    x[:, 2] = 5
+    found = bring({"x": x, "y": Y})
+    assert found.data.shape == (3,)
+    assert found.data.train.x.std(axis=0) == pytest.approx(np.ones(3), abs=1e-6)
+    assert found.notes == (
+        "missing numbers are filled by the training median: 1 (1)",
+        "left out, the same in every training row: 2",
+    )
+
+
+def test_a_test_file_of_its_own(bring: Bring, tmp_path: Path) -> None:
+    x = RNG.normal(size=(30, 4))
+    np.savez(tmp_path / "held.npz", x=x[:5], y=Y[:5])
+    found = bring({"x": x, "y": Y}, test_path=tmp_path / "held.npz")
+    assert np.array_equal(found.data.test.x, found.data.train.x[:5])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"a": Y}, "expected arrays named x and y, got a; rename them"),
+        ({"x": Y[:, None]}, "expected both x and y, got x; add what is missing"),
+        ({"x": Y, "y": Y}, "x: expected 2 dimensions or more, got 1"),
+        ({"x": Y[:, None], "y": Y[:5]}, r"y: expected shape \(30,\), got \(5,\); one for each row"),
+        ({"x": Y[:, None], "y": np.eye(3)[Y]}, r"y: expected shape \(30,\), got \(30, 3\)"),
+        ({"x": Y[:, None], "y": Y / 2}, "y: expected whole numbers or names, got float64; convert"),
+        ({"x": np.full((30, 2, 9), np.nan), "y": Y}, "x: expected finite numbers, got NaN or infinity in sample"),
+        ({"x": np.array([None] * 30), "y": Y}, "expected arrays in an .npz file, got ValueError"),
+        (
+            {"x_train": Y[:, None], "y_train": Y, "x_test": np.eye(30), "y_test": Y},
+            "expected one shape in train and test",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(arrays: dict[str, Any], message: str, bring: Bring) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        bring(arrays)
+    assert "\n" not in str(caught.value)

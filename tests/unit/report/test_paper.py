@@ -1,0 +1,186 @@
+"""The report of papers' experiments, from results that are made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from fedrpc.errors import ConfigError
+from fedrpc.report import paper
+from fedrpc.report.paper import make_report, name_results, write_report
+from fedrpc.report.paper_plots import summarize_curve
+from fedrpc.report.paper_table import format_results
+from fedrpc.study.experiment import Experiment, judge, summarize_rows
+
+EXPERIMENT = Experiment(
+    title="a <title>",
+    paper="A paper",
+    where="Table 1, |D| = 100",
+    reduced="rounds",
+    measures=["last", "class_variance"],
+    setting={},
+    small={},
+    rows=[
+        {"name": "FedAvg", "method": "fedavg", "paper": {"last": 50, "class_variance": 30}},
+        {"name": "Better & more", "method": "fedprox", "paper": {"last": 60.5}},
+    ],
+    claims=[{"says": "it is better", "measure": "last", "higher": "Better & more", "than": "FedAvg"}],
+    notes=["a note"],
+    explanations=["the moon"],
+)
+
+
+def results_of(
+    one: list[float], two: list[float], changes: dict[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    values = {
+        name: {seed: {"last": value, "class_variance": 900 / value} for seed, value in enumerate(found)}
+        for name, found in (("FedAvg", one), ("Better & more", two))
+    }
+    curve = {"rounds": [1, 2], "accuracy": [10.0, 20.0], "class_variance": [None, 3.0]}
+    return {
+        "name": "mine",
+        "size": "small",
+        "command": "fedrpc paper mine --small",
+        "version": "1",
+        "machine": {},
+        "seeds": list(range(len(one))),
+        "missing": [],
+        "cost": {"hours": 1.5, "core_hours": 2.25, "client_core_hours": 2.0, "peak_bytes": 5_000_000},
+        "changes": changes or {},
+        **EXPERIMENT.model_dump(include={"title", "paper", "where", "reduced", "notes", "explanations", "measures"}),
+        "rows": summarize_rows(EXPERIMENT, values),
+        "claims": [judge(claim, values) for claim in EXPERIMENT.claims],
+        "curves": {name: {str(seed): curve for seed in found} for name, found in values.items()},
+        **more,
+    }
+
+
+def report(folder: Path, *found: dict[str, Any]) -> str:
+    paths = [folder / f"given-{number}" / "results.json" for number in range(len(found))]
+    for path, results in zip(paths, found, strict=True):
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(results))
+    write_report(folder / "kept", paths)
+    return (folder / "kept" / "README.md").read_text()
+
+
+def test_papers_figures_stand_beside_ours(tmp_path: Path) -> None:
+    text = report(tmp_path, results_of([50, 51, 52], [55, 56.5, 57]))
+    assert "1 claim in 1 experiment: 1 reproduced, 0 partly, 0 not reproduced" in text
+    pair = "60.5 against 50 | 56.17 ± 1.04 against 51.00 ± 1.00"
+    claim = "it is better | accuracy %, last round"
+    assert f"| A paper: [mine](#mine) | {claim} | {pair} | +5.17 (+4.45 to +5.88) | **reproduced** |" in text
+    assert "| Better & more | 60.5 | 56.17 ± 1.04 | - | 16.03 ± 0.30 |" in text
+    assert "2.25 core-hours, 2.00 of them of the clients' tasks, at most 5.00 MB in a process" in text
+    assert "an untested explanation: the moon" in text
+    assert "reduced: rounds" in text
+    assert "- to repeat it: `fedrpc paper mine --small`" in text
+
+
+@pytest.mark.parametrize(
+    ("two", "verdict"), [([55.0], "partly, one seed only"), ([45.0], "not reproduced, one seed only")]
+)
+def test_one_seed_is_told_with_the_verdict(tmp_path: Path, two: list[float], verdict: str) -> None:
+    assert f"**{verdict}**" in report(tmp_path, results_of([50], two))
+
+
+def test_what_is_not_reproduced_says_what_was_varied(tmp_path: Path) -> None:
+    main = results_of([50, 51, 52], [49, 50, 51])
+    assert "**not reproduced**; no other settings tried yet |" in report(tmp_path / "alone", main)
+    others = [
+        results_of([50], [52], {"train": {"lr": 0.01}}),
+        results_of([50], [48], {"partition": "shards:2,strict"}),
+    ]
+    text = report(tmp_path / "varied", main, *others)
+    said = "not reproduced, one seed only with partition=shards:2,strict; partly, one seed only with train.lr=0.01"
+    assert f"**not reproduced**; {said} |" in text
+    assert "| claim | as above | partition=shards:2,strict | train.lr=0.01 |" in text
+    assert "| it is better | -1 (-1 to -1): not reproduced | -2: not reproduced, one seed only | +2: partly" in text
+    assert "no other settings" not in text
+
+
+def test_a_variation_that_left_a_claims_rows_out_tried_nothing_of_it(tmp_path: Path) -> None:
+    text = report(tmp_path, results_of([50, 51], [49, 50]), results_of([50], [], {"train": {"lr": 0.01}}))
+    assert "**not reproduced, two seeds only**; no other settings tried yet |" in text
+    assert "| it is better | -1 (-1 to -1): not reproduced, two seeds only | - |" in text
+
+
+def test_variations_have_files_of_their_own() -> None:
+    assert name_results(results_of([1], [1])) == "mine.json"
+    changed = results_of([1], [1], {"train": {"lr": 0.01}, "partition": "shards:2,strict"})
+    assert name_results(changed) == "variations/mine+train.lr=0.01+partition=shards-2,strict.json"
+
+
+def test_runs_that_are_missing_are_named(tmp_path: Path) -> None:
+    results = results_of([50, 51], [55], missing=["Better & more, seed 1"])
+    text = report(tmp_path, results)
+    assert "runs that are missing: Better & more, seed 1" in text
+    assert "**partly, one seed only**" in text
+
+
+def test_unknown_cores_are_not_made_up(tmp_path: Path) -> None:
+    cost = {"hours": 1.5, "core_hours": None, "client_core_hours": 2.0, "peak_bytes": None}
+    text = report(tmp_path, results_of([50], [55], cost=cost))
+    assert "2.00 core-hours of the clients' tasks (the server's were not counted), at most - in a process" in text
+
+
+def test_pictures_are_whole_files_and_stale_ones_go(tmp_path: Path) -> None:
+    (tmp_path / "kept" / "plots").mkdir(parents=True)
+    (tmp_path / "kept" / "plots" / "old-rows.svg").touch()
+    text = report(tmp_path, results_of([50, 51, 52], [55, 56.5, 57]))
+    found = sorted(path.name for path in (tmp_path / "kept" / "plots").iterdir())
+    assert found == ["mine-curves.svg", "mine-rows.svg"]
+    for name in found:
+        assert f"(plots/{name})" in text
+        drawing = (tmp_path / "kept" / "plots" / name).read_text()
+        words = " ".join(ElementTree.fromstring(drawing).itertext())
+        assert "Better & more" in words
+        assert len(drawing) < 8000
+    assert "Better & more, paper: 60.5" in (tmp_path / "kept" / "plots" / "mine-rows.svg").read_text().replace(
+        "&amp;", "&"
+    )
+
+
+def test_a_report_depends_on_nothing_but_the_files(tmp_path: Path) -> None:
+    report(tmp_path, results_of([50, 51, 52], [55, 56.5, 57]))
+    pages = make_report(tmp_path / "kept")
+    assert {name: (tmp_path / "kept" / name).read_text() for name in pages} == pages
+
+
+def test_an_experiment_that_was_changed_since_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "the experiment was changed after these runs"
+    monkeypatch.setattr(paper, "is_experiment", lambda _: True)
+    monkeypatch.setattr(paper, "read_experiment", lambda _: EXPERIMENT)
+    assert words not in report(tmp_path / "same", results_of([50], [55]))
+    fewer = EXPERIMENT.model_copy(update={"rows": EXPERIMENT.rows[:1]})
+    monkeypatch.setattr(paper, "read_experiment", lambda _: fewer)
+    assert words in report(tmp_path / "other", results_of([50], [55]))
+
+
+@pytest.mark.parametrize(("text", "said"), [('{"name": "mine"}', "has no command, no rows"), ("[", "holds no results")])
+def test_a_file_that_is_none_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "mine.json").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        make_report(tmp_path)
+
+
+def test_curves_are_means_over_the_seeds_that_have_the_round() -> None:
+    runs = {
+        "0": {"rounds": [1, 2, 3], "accuracy": [10.0, 20.0, 30.0]},
+        "1": {"rounds": [1, 2], "accuracy": [20.0, None]},
+    }
+    assert summarize_curve(runs, "accuracy") == [(1, 15.0, pytest.approx(50**0.5))]
+    long = {"0": {"rounds": list(range(1, 41)), "accuracy": [float(value) for value in range(40)]}}
+    assert summarize_curve(long, "accuracy")[-1] == (40, 34.5, 0.0), "the mean of the last ten"
+
+
+def test_numbers_of_a_curve_stand_in_one_line() -> None:
+    results = {"curve": [1, 2.5, None, -3e-05], "words": ["a", "b"], "empty": []}
+    text = format_results(results)
+    assert '"curve": [1, 2.5, null, -3e-05]' in text
+    assert json.loads(text) == results

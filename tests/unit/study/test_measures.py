@@ -1,0 +1,66 @@
+"""What is read off a run for an experiment, of records as runs leave them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedrpc.study.measures import MEASURES, STUDY_FILE
+from fedrpc.study.reading import Run
+
+
+def read(name: str, *rows: dict[str, Any], folder: Path = Path(), **summary: Any) -> float | None:
+    return MEASURES[name][1](Run(folder, {}, summary, rows, {}))
+
+
+def finished(index: int, **values: Any) -> dict[str, Any]:
+    return {"event": "round_finished", "round": index, **values}
+
+
+def evaluated(index: int, **values: Any) -> dict[str, Any]:
+    return {"event": "evaluated", "round": index, **values}
+
+
+def test_the_tail_is_the_last_ten_rounds_and_the_end_the_last_evaluation() -> None:
+    rows = [evaluated(index, class_variance=index) for index in range(20)]
+    assert read("class_variance", *rows, num_rounds=20) == pytest.approx(14.5)
+    assert read("class_variance_end", *rows, evaluated(20)) == 19
+    assert read("client_variance_end", *rows) is None
+
+
+def test_early_rounds_are_6_to_20() -> None:
+    assert read("early", *(finished(index, accuracy=index) for index in range(30))) == pytest.approx(12)
+    assert read("early", finished(0, accuracy=5)) is None
+
+
+def test_correlations_of_single_rounds_and_of_the_end() -> None:
+    rows = [finished(index, dcor=index / 100) for index in range(20)]
+    assert [read(name, *rows) for name in ("dcor_1", "dcor_10", "dcor")] == pytest.approx([0.0, 0.09, 0.145])
+    assert read("dcor", finished(0)) is None
+
+
+def test_exposure_is_that_of_the_kind_that_reached_most() -> None:
+    assert read("exposure", exposure={"activations": 0.25, "samples": 0.5}) == 50
+    assert read("exposure", exposure={}) is None
+
+
+def test_what_filters_let_through() -> None:
+    rates = {"3": {"0": 0.5, "1": 0.0}, "4": {"2": 1.0}}
+    assert read("accepted", finished(0), finished(1, acceptance=rates)) == 50
+    levels = {"0": {"acceptance_rate": 0.25, "label_histogram": [3, 0, 1]}, "1": {"acceptance_rate": 1.0}}
+    assert read("accepted", finished(0, labelling=levels), finished(1, labelling=levels)) == 25
+    assert read("classes_made", finished(0, labelling=levels)) == 2
+    none_wanted = {"0": {"acceptance_rate": None, "label_histogram": [0, 0]}}
+    assert read("accepted", finished(0, labelling=none_wanted)) is None
+    assert read("accepted", finished(0)) is read("classes_made", finished(0)) is None
+
+
+def test_values_of_a_study(tmp_path: Path) -> None:
+    assert read("rebuilt_mse", folder=tmp_path) is None
+    (tmp_path / STUDY_FILE).write_text(json.dumps({"values": {"mse": 0.5, "mark_few": None}}))
+    assert read("rebuilt_mse", folder=tmp_path) == 0.5
+    assert read("mark_few", folder=tmp_path) is None
+    assert read("db_gap", folder=tmp_path) is None
