@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks for devices without a context, so that a fork stays safe
 
 import pytest
+import structlog
 import torch
 from hypothesis import settings
 
@@ -31,6 +33,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("data"):
         if reason := _missing_data(mark.args):
             pytest.skip(f"data: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A test that sets logging up, by itself or through a command, leaves the next one what it found."""
+    before = structlog.get_config() if structlog.is_configured() else None
+    yield
+    structlog.configure(**before) if before else structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
 
 
 @cache

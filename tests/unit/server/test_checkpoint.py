@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from fedrpc.errors import Damaged, DiskFull
 from fedrpc.files import write_durably
 from fedrpc.methods.fedavg import Global
 from fedrpc.server import checkpoint as checkpoints
-from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder
+from fedrpc.server.checkpoint import Checkpoint, CheckpointFolder, count_durable_rounds
 from fedrpc.wire import stored
 
 
@@ -40,11 +42,35 @@ def test_a_checkpoint_comes_back_whole(folder, point, steps):
     assert CheckpointFolder(folder).load() == checkpoint(point, steps=steps)
 
 
+def test_rounds_that_are_behind_a_checkpoint_are_counted(folder):
+    assert count_durable_rounds(folder) == 0
+    kept = CheckpointFolder(folder)
+    kept.begin()
+    assert count_durable_rounds(folder) == 0
+    for point, steps, rounds in ((1, None, 0), (2, {"fit": 1}, 0), (2, None, 1), (5, {"gan": 3}, 3), (5, None, 4)):
+        kept.save(checkpoint(point, steps=steps))
+        assert count_durable_rounds(folder) == rounds
+    (folder / "manifest.json").write_text("{}")
+    assert count_durable_rounds(folder) == 0
+
+
 def test_what_is_owed_comes_back(folder):
     kept = CheckpointFolder(folder)
     owing = dataclasses.replace(checkpoint(2), owed=["test", "features"])
     kept.save(owing)
     assert kept.load() == owing
+
+
+def test_the_devices_come_back_and_older_runs_have_none(folder):
+    kept = CheckpointFolder(folder)
+    told = dataclasses.replace(checkpoint(2), devices=[{"type": "cpu"}, {"type": "cuda", "name": "a GPU"}])
+    kept.save(told)
+    assert kept.load() == told
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["devices"], manifest["check"]
+    path.write_text(checkpoints._seal(manifest))
+    assert kept.load() == dataclasses.replace(told, devices=[])
 
 
 def test_records_may_have_whatever_json_takes(folder):
@@ -121,7 +147,7 @@ FILES = ("manifest.json", "state-5.safetensors", "aggregation-5-adam.safetensors
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_one_that_was_not_read_back_gives_way_to_the_one_before_it(folder, name, monkeypatch, capsys):
+def test_one_that_was_not_read_back_gives_way_to_the_one_before_it(folder, name, monkeypatch):
     """The process is killed after the new manifest took its name, and a power cut damages what was written."""
 
     def die(self: CheckpointFolder) -> None:
@@ -135,8 +161,9 @@ def test_one_that_was_not_read_back_gives_way_to_the_one_before_it(folder, name,
             kept.save(checkpoint(5, 5))
     assert kept.load() == checkpoint(5, 5)
     damage(folder / name)
-    assert (kept.load(), kept.read_run_id()) == (checkpoint(4, 4), "run-1")
-    assert "previous_checkpoint_used" in capsys.readouterr().out
+    with capture_logs() as lines:
+        assert (kept.load(), kept.read_run_id()) == (checkpoint(4, 4), "run-1")
+    assert "previous_checkpoint_used" in [line["event"] for line in lines]
     kept.save(checkpoint(5, 5))
     assert kept.load() == checkpoint(5, 5)
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
