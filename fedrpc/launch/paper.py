@@ -220,7 +220,7 @@ def collect_results(
         "notes": experiment.notes,
         "explanations": experiment.explanations,
         "measures": experiment.measures,
-        "rows": summarize_rows(experiment, values),
+        "rows": summarize_rows(experiment.papers, names, values),
         "claims": [judge(claim, values) for claim in experiment.claims],
         "curves": drawn,
     }

@@ -38,6 +38,7 @@ from fedrpc.report.paper_words import (
 from fedrpc.report.sheet import write_text
 from fedrpc.report.words import pluralize
 from fedrpc.study.experiment import NOT, is_experiment, read_experiment
+from fedrpc.study.experiment_union import unite_results
 
 VARIATIONS, PLOTS = "variations", "plots"
 ALL = "all methods"  # the paper of an experiment that is of no single one; it comes last
@@ -46,8 +47,8 @@ _HEAD = """\
 # The papers' claims, and what came out
 
 `python -m fedrpc.report.paper docs/results` makes this page from the files in this folder, which `fedrpc paper` wrote;
-no figure is typed by hand. With an experiment's `results.json` as a further argument it adds that one. `fedrpc paper`
-lists all experiments; those without a section here have not been run.
+no figure is typed by hand. With an experiment's `results.json` as a further argument it adds that one, or the seeds and
+rows of it that were missing. `fedrpc paper` lists all experiments; those without a section here have not been run.
 
 **The rule** for verdicts was written before the runs (`fedrpc/study/experiment.py`). A claim is about two rows and one
 measure. It holds if the mean difference over the seeds has the claimed direction and exceeds the claimed margin. It is
@@ -73,11 +74,17 @@ def write_report(folder: Path, more: Sequence[Path] = ()) -> None:
     """Takes more results into a folder, and writes README.md and the plots from all that it has.
 
     Args:
-        more: Files of results; one of an experiment and changes that the folder has already replaces it.
+        more: Files of results; the runs of one whose experiment and changes the folder has already come beside its
+            runs.
+
+    Raises:
+        ConfigError: A file holds no results, or those of an experiment that has changed since.
     """
     for path in more:
         results = read_results(path)
         place = folder / name_results(results)
+        if place.exists():
+            results = unite_results(read_results(place), results)
         place.parent.mkdir(parents=True, exist_ok=True)
         write_text(place, format_results(results))
     pages = make_report(folder)

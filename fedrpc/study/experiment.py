@@ -124,6 +124,11 @@ class Experiment(_Frozen):
             raise ValueError(f"unknown measure '{unknown[0]}'; known: {', '.join(MEASURES)}")
         return self
 
+    @property
+    def papers(self) -> dict[str, dict[str, float]]:
+        """The paper's figures by row."""
+        return {row.name: row.paper for row in self.rows}
+
     def build_config(
         self, row: Row, seed: int, size: Literal["paper", "small"], changes: Mapping[str, Any]
     ) -> RunConfig:
@@ -184,20 +189,27 @@ def _decide(found: Mapping[str, Any] | None) -> str | None:
 
 
 def summarize_rows(
-    experiment: Experiment, values: Mapping[str, Mapping[int, Mapping[str, float | None]]]
+    papers: Mapping[str, Mapping[str, float]],
+    names: Sequence[str],
+    values: Mapping[str, Mapping[int, Mapping[str, float | None]]],
 ) -> list[dict[str, Any]]:
-    """Each row with the paper's figures, ours by seed, and their mean and deviation."""
-    names = list_measures(experiment)
+    """Each row with the paper's figures, ours by seed, and their mean and deviation.
+
+    Args:
+        papers: The paper's figures by row.
+        names: The measures.
+        values: Ours by row and seed.
+    """
     return [
         {
-            "name": row.name,
-            "paper": row.paper,
-            "seeds": {str(seed): dict(found) for seed, found in sorted(values.get(row.name, {}).items())},
+            "name": row,
+            "paper": dict(paper),
+            "seeds": {str(seed): dict(found) for seed, found in sorted(values.get(row, {}).items())},
             "ours": {
-                name: summarize_values(found.get(name) for found in values.get(row.name, {}).values()) for name in names
+                name: summarize_values(found.get(name) for found in values.get(row, {}).values()) for name in names
             },
         }
-        for row in experiment.rows
+        for row, paper in papers.items()
     ]
 
 

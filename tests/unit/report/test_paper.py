@@ -15,6 +15,7 @@ from fedrpc.report.paper import make_report, name_results, write_report
 from fedrpc.report.paper_plots import summarize_curve
 from fedrpc.report.paper_table import format_results
 from fedrpc.study.experiment import Experiment, judge, summarize_rows
+from fedrpc.study.experiment_union import unite_results
 
 EXPERIMENT = Experiment(
     title="a <title>",
@@ -53,7 +54,7 @@ def results_of(
         "cost": {"hours": 1.5, "core_hours": 2.25, "client_core_hours": 2.0, "peak_bytes": 5_000_000},
         "changes": changes or {},
         **EXPERIMENT.model_dump(include={"title", "paper", "where", "reduced", "notes", "explanations", "measures"}),
-        "rows": summarize_rows(EXPERIMENT, values),
+        "rows": summarize_rows(EXPERIMENT.papers, EXPERIMENT.measures, values),
         "claims": [judge(claim, values) for claim in EXPERIMENT.claims],
         "curves": {name: {str(seed): curve for seed in found} for name, found in values.items()},
         **more,
@@ -184,3 +185,62 @@ def test_numbers_of_a_curve_stand_in_one_line() -> None:
     text = format_results(results)
     assert '"curve": [1, 2.5, null, -3e-05]' in text
     assert json.loads(text) == results
+
+
+def parts_of(seeds: dict[str, list[int]], **more: Any) -> dict[str, Any]:
+    """Results of some seeds of each row."""
+    whole = results_of([50, 51, 52], [55, 56.5, 57], **more)
+    values = {
+        row["name"]: {int(seed): found for seed, found in row["seeds"].items() if int(seed) in seeds[row["name"]]}
+        for row in whole["rows"]
+    }
+    told = sorted({seed for found in seeds.values() for seed in found})
+    return whole | {
+        "command": f"fedrpc paper mine --small --seeds {','.join(map(str, told))} --set rounds=3 --row 'Better & more'",
+        "seeds": told,
+        "missing": [f"{name}, seed {seed}" for name, found in seeds.items() for seed in told if seed not in found],
+        "rows": summarize_rows(EXPERIMENT.papers, EXPERIMENT.measures, values),
+        "claims": [judge(claim, values) for claim in EXPERIMENT.claims],
+        "curves": {
+            name: {str(seed): whole["curves"][name][str(seed)] for seed in found} for name, found in values.items()
+        },
+    }
+
+
+def test_further_seeds_and_rows_come_beside_those_that_are_there(tmp_path: Path) -> None:
+    first = parts_of({"FedAvg": [0, 1], "Better & more": [0]})
+    assert "Better & more, seed 1" in report(tmp_path / "first", first)
+    text = report(tmp_path, first, parts_of({"FedAvg": [1, 2], "Better & more": [1, 2]}))
+    found = json.loads((tmp_path / "kept" / "mine.json").read_text())
+    whole = results_of([50, 51, 52], [55, 56.5, 57])
+    for name in ("seeds", "missing", "rows", "claims", "curves"):
+        assert found[name] == whole[name], name
+    assert found["command"] == "fedrpc paper mine --small --set rounds=3 --seeds 0-2"
+    assert found["cost"] == {"hours": 3.0, "core_hours": 4.5, "client_core_hours": 4.0, "peak_bytes": 5_000_000}
+    assert "**reproduced**" in text
+
+
+def test_a_command_names_rows_while_others_have_no_run(tmp_path: Path) -> None:
+    report(tmp_path, *(parts_of({"FedAvg": [], "Better & more": [seed]}) for seed in (0, 2)))
+    found = json.loads((tmp_path / "kept" / "mine.json").read_text())
+    assert found["command"] == "fedrpc paper mine --small --set rounds=3 --seeds 0,2 --row 'Better & more'"
+    assert found["missing"] == ["FedAvg, seed 0", "FedAvg, seed 2"]
+
+
+def test_a_run_that_came_to_something_else_is_not_mixed_in(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"mine: FedAvg, seed 0 had .* now, so program or settings have changed"):
+        report(tmp_path, results_of([50], [55]), results_of([50.1, 51], [55, 56]))
+    assert json.loads((tmp_path / "kept" / "mine.json").read_text())["seeds"] == [0]
+
+
+@pytest.mark.parametrize(("name", "value"), [("reduced", "clients"), ("size", "paper"), ("claims", []), ("rows", [])])
+def test_results_of_another_experiment_are_not_mixed_in(tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"mine: {name} differ .* remove the older file to replace it"):
+        report(tmp_path, results_of([50], [55]), results_of([50], [55]) | {name: value})
+
+
+def test_what_varies_by_itself_does_not_keep_results_apart() -> None:
+    old, new = results_of([50], [55]), results_of([50], [55])
+    for results, cost in ((old, 10.0), (new, 11.0)):
+        results["rows"][0]["seeds"]["0"]["client_cpu"] = cost
+    assert unite_results(old, new)["rows"][0]["seeds"]["0"]["client_cpu"] == 11.0

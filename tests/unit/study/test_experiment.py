@@ -86,7 +86,7 @@ def test_only_seeds_that_both_rows_have_are_compared() -> None:
 
 
 def test_rows_have_the_papers_figures_beside_ours() -> None:
-    first, second = summarize_rows(Experiment(**MINIMAL), of([50, 52], [60]))
+    first, second = summarize_rows(Experiment(**MINIMAL).papers, ["last"], of([50, 52], [60]))
     assert first["paper"] == {"last": 50}
     assert first["ours"]["last"] == {"mean": 51, "sd": pytest.approx(2**0.5), "n": 2}
     assert second["seeds"] == {"0": {"last": 60}}

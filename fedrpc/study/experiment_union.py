@@ -1,0 +1,102 @@
+"""Results of one experiment from several machines or days as one: each brings runs that the others lack."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedrpc.errors import ConfigError
+from fedrpc.study.experiment import Claim, judge, summarize_rows
+
+Results = Mapping[str, Any]
+Values = dict[str, dict[int, dict[str, float | None]]]
+_VARYING = frozenset({"kernel_bytes", "client_cpu", "client_memory"})  # of the same run, from one time to the next
+_SAME = ("name", "size", "changes", "reduced", "measures")
+
+
+def unite_results(old: Results, new: Results) -> dict[str, Any]:
+    """All runs of two results, judged together; what is no figure is as in the newer ones.
+
+    Raises:
+        ConfigError: They are not of one experiment, or a run that both have came to something else.
+    """
+    differing = [name for name in _SAME if old[name] != new[name]]
+    differing += [name for name, of in (("rows", _list_papers), ("claims", _list_claims)) if of(old) != of(new)]
+    if differing:
+        raise ConfigError(
+            f"{new['name']}: {', '.join(differing)} differ between these results and those that are there, "
+            "so they are not of one experiment; remove the older file to replace it"
+        )
+    values = _read_values(old)
+    for name, found in _read_values(new).items():
+        _refuse_others(new["name"], name, values[name], found)
+        values[name] |= found
+    seeds = sorted({seed for found in values.values() for seed in found})
+    done = {f"{name}, seed {seed}" for name, found in values.items() for seed in found}
+    measures = [*new["rows"][0]["ours"]] if new["rows"] else []
+    return {
+        **new,
+        "command": _name_runs(new["command"], seeds, [name for name in values if values[name]], len(values)),
+        "version": " and ".join(sorted({old["version"], new["version"]})),
+        "seeds": seeds,
+        "missing": [each for each in dict.fromkeys([*old["missing"], *new["missing"]]) if each not in done],
+        "cost": _add_costs(old["cost"], new["cost"]),
+        "rows": summarize_rows(_list_papers(new), measures, values),
+        "claims": [judge(claim, values) for claim in _list_claims(new)],
+        "curves": {
+            name: old["curves"].get(name, {}) | new["curves"].get(name, {})
+            for name in values
+            if name in old["curves"] or name in new["curves"]
+        },
+    }
+
+
+def _list_papers(results: Results) -> dict[str, dict[str, float]]:
+    return {row["name"]: row["paper"] for row in results["rows"]}
+
+
+def _list_claims(results: Results) -> list[Claim]:
+    return [
+        Claim(**{name: each[name] for name in ("says", "measure", "than", "by")}, **{each["direction"]: each["row"]})
+        for each in results["claims"]
+    ]
+
+
+def _read_values(results: Results) -> Values:
+    return {row["name"]: {int(seed): found for seed, found in row["seeds"].items()} for row in results["rows"]}
+
+
+def _refuse_others(experiment: str, row: str, old: Mapping[int, Any], new: Mapping[int, Any]) -> None:
+    """Raises ConfigError if a run of both differs: a run is the same wherever it ran, unless something was changed."""
+    for seed in sorted(old.keys() & new.keys()):
+        differing = [name for name, value in new[seed].items() if old[seed].get(name) != value]
+        for name in sorted({*differing} - _VARYING):
+            raise ConfigError(
+                f"{experiment}: {row}, seed {seed} had {name} {old[seed].get(name)} and has {new[seed][name]} now, so "
+                "program or settings have changed in between; remove the older file to replace it"
+            )
+
+
+def _name_runs(command: str, seeds: Sequence[int], rows: Sequence[str], num_rows: int) -> str:
+    """The command for all of the runs: as given, with these seeds, and with rows only if some have no run."""
+    words, kept = iter(shlex.split(command)), []
+    for word in words:
+        if word in ("--seeds", "--row"):
+            next(words)
+        else:
+            kept.append(word)
+    whole = len(seeds) > 1 and [*seeds] == list(range(seeds[0], seeds[-1] + 1))
+    told = f"{seeds[0]}-{seeds[-1]}" if whole else ",".join(map(str, seeds))
+    chosen = [word for row in rows for word in ("--row", row)] if len(rows) < num_rows else []
+    return shlex.join([*kept, "--seeds", told, *chosen])
+
+
+def _add_costs(old: Results, new: Results) -> dict[str, float | None]:
+    """What both took: hours added up, the largest process; None where one does not know."""
+    found: dict[str, float | None] = {}
+    for name, value in new.items():
+        both = (old[name], value)
+        known = [each for each in both if each is not None]
+        found[name] = None if len(known) < 2 else max(known) if name == "peak_bytes" else round(sum(known), 5)
+    return found
