@@ -11,7 +11,7 @@ import torch
 from fedrpc.errors import ConfigError
 
 _DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
-# Two workspaces of fixed size: the setting that NVIDIA gives for results that do not depend on which one is free.
+# Workspaces of fixed size: a setting that NVIDIA gives for results that do not depend on which one is free.
 _CUBLAS_WORKSPACE = ":4096:8"
 LOST_GPU: tuple[type[Exception], ...] = (getattr(torch, "AcceleratorError", torch.cuda.CudaError),)
 _SHARES: dict[torch.device, float] = {}  # of GPUs' memory that this process may take, where that is not all

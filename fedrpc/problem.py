@@ -222,22 +222,26 @@ class Problem:
     def train_oracle(self, epochs: int, device: torch.device, check: Callable[[], None] = lambda: None) -> nn.Module:
         """Trains the configured network, with initial weights of its own, on all clients' data: for comparisons only.
 
+        All runs with the same data, network, training and seed get the same one.
+
         Args:
             check: Called before each batch; may raise.
         """
         network, settings = self._build_seeded("init-oracle", self._build_configured).to(device), self.config.train
         order = derive(self.config.seed, "oracle-order")
-        train(
-            network,
-            cross_entropy,
-            self.pool_train_data(),
-            settings,
-            lr=settings.lr,
-            order=order,
-            device=device,
-            check=check,
-            epochs=epochs,
-        )
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            seed_torch(derive(self.config.seed, "oracle-torch"), device)  # dropout, which may not depend on the caller
+            train(
+                network,
+                cross_entropy,
+                self.pool_train_data(),
+                settings,
+                lr=settings.lr,
+                order=order,
+                device=device,
+                check=check,
+                epochs=epochs,
+            )
         return network
 
     def load_external_test(self) -> Examples:

@@ -9,14 +9,17 @@ import json
 import math
 import os
 import select
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedrpc.config import RunConfig
 from fedrpc.errors import ConfigError
 from fedrpc.launch.processes import fork, preload, wait_or_kill
+
+if TYPE_CHECKING:
+    from fedrpc.training.loop import TrainReport
 
 _GIB = 1 << 30
 # What a process takes of a GPU before its first tensor: a context, and the kernels that are loaded into it. It was not
@@ -64,23 +67,25 @@ def share_gpus(config: RunConfig, data_dir: Path | None, num_processes: int, num
     gpus, need = look_at_gpus(config, data_dir)
     if not gpus:
         return Sharing(config.parallel or cores, 1.0)
-    mine = [replace(gpu, free=gpu.free // num_runs) for gpu in gpus]
-    return plan_sharing(mine, need, num_processes, config.parallel, cores)
+    return plan_sharing(gpus, need, num_processes, config.parallel, cores, num_runs)
 
 
-def plan_sharing(gpus: Sequence[Gpu], need: int, num_processes: int, parallel: int, cores: int) -> Sharing:
+def plan_sharing(
+    gpus: Sequence[Gpu], need: int, num_processes: int, parallel: int, cores: int, num_runs: int = 1
+) -> Sharing:
     """Plans who takes how much, by what is free and what a client was seen to need.
 
     Args:
         need: Of one client that works, in bytes.
         parallel: How many clients are to work at a time; 0 for as many as there are cores and memory for.
-        cores: Of this machine: each client at work keeps one busy, also with a GPU.
+        cores: Of this run: each client at work keeps one busy, also with a GPU.
+        num_runs: Each of which may take its part of what is free.
 
     Raises:
         ConfigError: Not even one client could work beside the contexts of all processes.
     """
     at_one = math.ceil(num_processes / len(gpus))
-    free = min(gpu.free for gpu in gpus)
+    free = min(gpu.free for gpu in gpus) // num_runs
     left = free - (at_one + 1) * CONTEXT_BYTES  # the server has one, too
     if left < need:
         hosts = len(gpus)
@@ -91,7 +96,7 @@ def plan_sharing(gpus: Sequence[Gpu], need: int, num_processes: int, parallel: i
             "context each, with the same results; or choose --device cpu"
         )
     parallel = parallel or max(1, min(cores, len(gpus) * (left // need)))
-    if at_one == 1:
+    if at_one == num_runs == 1:
         return Sharing(parallel, 1.0)
     at_work = math.ceil(min(parallel, num_processes) / len(gpus))
     return Sharing(parallel, min(left / at_work / gpu.total for gpu in gpus))
@@ -160,6 +165,24 @@ def _measure_need(config: RunConfig, data_dir: Path | None, device: Any) -> int:
     data, settings = problem.load_client_data(largest).train, problem.config.train
     network, order = problem.copy_network().to(device), np.random.default_rng(0)
     if len(data) and settings.epochs:
+        step = _make_private(problem.config, device) if problem.config.privacy.dp_sgd else train
         draw = 2 * settings.batch_size
-        train(network, cross_entropy, data, settings, lr=settings.lr, order=order, device=device, epochs=1, draw=draw)
+        step(network, cross_entropy, data, settings, lr=settings.lr, order=order, device=device, epochs=1, draw=draw)
     return int(torch.cuda.max_memory_reserved(device))
+
+
+def _make_private(config: RunConfig, device: Any) -> Callable[..., TrainReport]:
+    """Trains as a client with DP-SGD, which holds the gradients of every example of a batch."""
+    import torch
+
+    from fedrpc.privacy.mechanisms import Trainings
+    from fedrpc.training.dpsgd import DpSgd
+
+    return DpSgd(
+        config.privacy,
+        Trainings(),
+        num_rounds=config.rounds,
+        noise=torch.Generator(device),
+        sampling=torch.Generator(),
+        afford=lambda *_: None,
+    )

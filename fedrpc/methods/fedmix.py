@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from pydantic import ByteSize, Field
 from torch import Tensor, nn
 
+from fedrpc.errors import ConfigError
 from fedrpc.methods.blocks.pool import (
     POOL,
     Layout,
@@ -167,6 +168,15 @@ class FedMix(MeanMixMethod[FedMixParams]):
 
     name = "fedmix"
     dp_sgd = refused("the loss contains a gradient, and there are no per-example gradients of a second backward pass")
+
+    def check(self, env: Env[FedMixParams]) -> None:
+        """Refuses compiled networks."""
+        super().check(env)
+        if env.params.lam and env.train.compile != "off":
+            raise ConfigError(
+                f"fedmix needs train.compile off, got {env.train.compile}: its loss contains a gradient, and compiled "
+                "networks have no second backward pass; leave it out, or choose another --method"
+            )
 
     def uses_pool(self, params: FedMixParams) -> bool:
         """Whether the averaged data has any weight."""

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fedrpc.config import TrainConfig
+from fedrpc.errors import Diverged
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Of losses in fp16, whose gradients would be lost below 6e-8. A local training is too short to search from PyTorch's
 # own start, 65536, at which gradients above 1 overflow.
 _FIRST_SCALE = 1024.0
+_LEAST_SCALE = 2.0**-20  # at which nearly all gradients that do not overflow are lost
 _MODES = {"on": None, "graphs": "reduce-overhead"}  # by the words of `train.compile`; None is PyTorch's default
 
 
@@ -77,5 +79,17 @@ class Precision:
             self._scaler.update()
 
     def count_left_out(self) -> int:
-        """How many steps were left out because a gradient overflowed; waits for the device."""
-        return round(math.log2(_FIRST_SCALE / self._scaler.get_scale())) if self._scaler else 0
+        """How many steps were left out because a gradient overflowed; waits for the device.
+
+        Raises:
+            Diverged: So many that the scale is no help.
+        """
+        if self._scaler is None:
+            return 0
+        scale = self._scaler.get_scale()
+        if scale < _LEAST_SCALE:
+            raise Diverged(
+                f"gradients overflowed in fp16 in {round(math.log2(_FIRST_SCALE / _LEAST_SCALE))} steps or more, which "
+                "were left out; lower train.lr, or choose --precision bf16 or fp32"
+            )
+        return round(math.log2(_FIRST_SCALE / scale))

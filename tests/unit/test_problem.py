@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from fedrpc.aggregation.aggregator import AGGREGATORS
 from fedrpc.aggregation.mean import Mean
@@ -62,3 +63,15 @@ def test_a_method_that_needs_a_network_gets_it_when_none_is_named() -> None:
     assert problem_of("fedavg", build=None).config.model == "zda-mnist"
     with pytest.raises(ConfigError, match="set --model dpms"):
         problem_of("fedvae", build=None, model="zda-mnist")
+
+
+def test_the_oracle_depends_on_the_run_alone() -> None:
+    """Its dropout is not drawn from what the caller happens to have left of torch's stream."""
+    problem = problem_of("fedavg", build=None, model="cnn-dropout", train_size=100, train={"epochs": 1})
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        expected = torch.random.get_rng_state()
+        found.append(problem.train_oracle(1, torch.device("cpu")).state_dict())
+        assert torch.equal(torch.random.get_rng_state(), expected), "the caller's stream goes on as it was"
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

@@ -75,7 +75,8 @@ def reconstruction_loss(decoded: Tensor, images: Tensor) -> Tensor:
 
 def cross_entropy_of_values(decoded: Tensor, images: Tensor) -> Tensor:
     """The binary cross-entropy of images, summed over their values, mean over the batch."""
-    return F.binary_cross_entropy(decoded, images.clamp(0, 1), reduction="sum") / len(images)
+    with torch.autocast(decoded.device.type, enabled=False):  # on a GPU it refuses half precision, whose logs overflow
+        return F.binary_cross_entropy(decoded.float(), images.float().clamp(0, 1), reduction="sum") / len(images)
 
 
 def sample_latents(mu: Tensor, logvar: Tensor) -> Tensor:

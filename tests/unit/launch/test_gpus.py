@@ -7,6 +7,7 @@ import os
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opacus.optimizers import DPOptimizer
 
 from fedrpc.config import build
 from fedrpc.errors import ConfigError
@@ -35,6 +36,11 @@ def test_memory_limits_how_many_work_at_a_time_but_not_what_was_asked_for():
 
 def test_a_host_for_each_gpu_may_have_all_of_it():
     assert plan_sharing(make_gpus(2), GIB, 2, 0, 8).share == 1.0
+
+
+def test_runs_with_one_process_each_do_not_take_each_others_memory():
+    shares = [plan_sharing(make_gpus(), GIB, 1, 0, 8, num_runs).share * 24 * GIB for num_runs in (2, 3)]
+    assert shares == pytest.approx([12 * GIB - 2 * CONTEXT_BYTES, 8 * GIB - 2 * CONTEXT_BYTES])
 
 
 def test_contexts_that_leave_no_room_lead_to_hosts():
@@ -126,6 +132,18 @@ def test_what_a_client_needs_is_measured_by_training(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 123)
     assert gpus._measure_need(SMALL, None, torch.device("cpu")) == 123
     assert trained == [2 * SMALL.train.batch_size]
+
+
+def test_with_dp_sgd_private_training_is_measured(monkeypatch):
+    import torch
+
+    sizes = []
+    step = DPOptimizer.step
+    monkeypatch.setattr(DPOptimizer, "step", lambda self: (sizes.append(len(self.grad_samples[0])), step(self))[1])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 123)
+    private = build({"device": "cpu", "train_size": 60, "clients": 2, "privacy": {"dp_sgd": {"noise_multiplier": 1.0}}})
+    assert gpus._measure_need(private, None, torch.device("cpu")) == 123
+    assert len(sizes) >= 2
 
 
 def test_one_named_gpu_is_the_only_one(monkeypatch):

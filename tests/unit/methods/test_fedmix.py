@@ -192,3 +192,11 @@ def test_means_leave_without_a_guarantee(tmp_path: Path) -> None:
 def test_invalid_parameters_are_refused(params: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         problem_of("fedmix", params=params)
+
+
+def test_a_compiled_network_is_refused_unless_nothing_is_mixed() -> None:
+    """Its loss contains a gradient, of which a compiled network has no second backward pass."""
+    with pytest.raises(ConfigError, match=r"fedmix needs train\.compile off, got on: .* leave it out"):
+        problem_of("fedmix", train={"compile": "on"})
+    problem_of("fedmix", train={"compile": "on"}, params={"lam": 0.0})
+    problem_of("naivemix", train={"compile": "on"})

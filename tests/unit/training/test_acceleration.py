@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from fedrpc.config import TrainConfig
 from fedrpc.data.examples import Examples
+from fedrpc.errors import Diverged
 from fedrpc.training.acceleration import Precision, wants_channels_last
 from fedrpc.training.loop import TrainReport, build_optimizer, train
 from fedrpc.training.losses import Loss, cross_entropy
@@ -152,3 +154,12 @@ def test_a_network_is_compiled_once_for_all_rounds_and_clients():
     assert torch.equal(read(first), read(second))
     assert torch.allclose(read(plain), read(first), atol=1e-4)
     assert first._compiled_call_impl is None, "outside the loop it is as it was"
+
+
+def test_a_training_that_overflows_again_and_again_in_fp16_says_so():
+    def explode(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y) * math.inf
+
+    config, order = TrainConfig(epochs=40, batch_size=7, precision="fp16"), np.random.default_rng(3)
+    with pytest.raises(Diverged, match=r"overflowed in fp16 in 30 steps or more, .* lower train\.lr, or choose --pre"):
+        train(Network(), explode, make_examples(), config, lr=0.1, order=order, device=CPU)

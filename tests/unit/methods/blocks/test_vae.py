@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from opacus import GradSampleModule
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Normal, kl_divergence
 
 from fedrpc.errors import ConfigError
@@ -16,6 +17,7 @@ from fedrpc.methods.blocks.vae import (
     Pixels,
     VaeLoss,
     build_decoder,
+    cross_entropy_of_values,
     kl_from_standard_normal,
     reconstruction_loss,
     sample_latents,
@@ -141,3 +143,15 @@ def test_every_example_has_a_gradient_of_its_own_so_that_private_training_can_cu
     for parameter in model.parameters():
         assert parameter.grad_sample.shape == (4, *parameter.shape)
         assert torch.allclose(parameter.grad_sample.mean(0), parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_cross_entropy_of_values_is_computed_in_fp32_on_a_gpu(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autocast refuses it there in less, and on a CPU does not: so on tensors of a GPU that have no values."""
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
+    with FakeTensorMode(), torch.autocast("cuda", dtype):
+        decoded = torch.empty(2, 8, device="cuda", dtype=dtype).sigmoid()
+        assert cross_entropy_of_values(decoded, torch.empty(2, 8, device="cuda")).dtype == torch.float32
