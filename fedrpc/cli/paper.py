@@ -31,7 +31,12 @@ Changes = Annotated[
     ),
 ]
 Rows = Annotated[
-    list[str] | None, typer.Option("--row", help="Only this row of the table; repeat it for more. All when not given.")
+    list[str] | None,
+    typer.Option(
+        "--row",
+        help="Only this row of the table; repeat it for more. When none is given, all; in small, those that claims "
+        "are about.",
+    ),
 ]
 Show = Annotated[bool, typer.Option("--show", help="Start nothing; show what the finished runs give so far.")]
 Out = Annotated[

@@ -44,7 +44,7 @@ class PaperRequest:
         seeds: Such as "0-2".
         changes: Values that differ from the experiment's; the results name them.
         words: The same as on the command line.
-        rows: Only these, and those whose generators they take; all when there are none.
+        rows: Only these, and those whose generators they take; when there are none, all, in small but the extra ones.
     """
 
     name: str
@@ -72,7 +72,7 @@ def plan_experiment(experiment: Experiment, request: PaperRequest, folder: Path 
     Raises:
         UnknownName: There is no such row, or a change is of a parameter that no row's method has.
     """
-    rows = _choose_rows(experiment, request.rows)
+    rows = _choose_rows(experiment, request)
     refuse_unknown(read_params(request.changes, ""), sorted({row.method for row in rows}))
     return [
         Planned(
@@ -85,13 +85,14 @@ def plan_experiment(experiment: Experiment, request: PaperRequest, folder: Path 
     ]
 
 
-def _choose_rows(experiment: Experiment, names: Sequence[str]) -> list[Row]:
-    """The rows of these names, in the experiment's order, with those whose generators they take."""
+def _choose_rows(experiment: Experiment, request: PaperRequest) -> list[Row]:
+    """The rows that are asked for, in the experiment's order, with those whose generators they take."""
     known = {row.name: row for row in experiment.rows}
-    if unknown := [name for name in names if name not in known]:
+    if unknown := [name for name in request.rows if name not in known]:
         raise UnknownName("row", unknown[0], known)
+    names = request.rows or [row.name for row in experiment.rows if request.size == "paper" or not row.extra]
     taken = {known[name].gan for name in names}
-    return [row for row in experiment.rows if not names or row.name in names or row.name in taken]
+    return [row for row in experiment.rows if row.name in names or row.name in taken]
 
 
 def _name_run(row: str, seed: int) -> Path:

@@ -26,6 +26,7 @@ from fedrpc.report.paper_words import (
     describe_changes,
     describe_difference,
     describe_measure,
+    describe_reservations,
     describe_verdict,
     find_printed,
     flatten,
@@ -34,6 +35,7 @@ from fedrpc.report.paper_words import (
     list_circumstances,
     list_heads,
     list_pairs,
+    list_run,
 )
 from fedrpc.report.sheet import write_text
 from fedrpc.report.words import pluralize
@@ -100,6 +102,7 @@ def read_results(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
         lacking = [name for name in _NEEDED if name not in found]
+        lacking += [] if all("left_out" in claim for claim in found.get("claims", ())) else ["seeds that do not count"]
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path} holds no results of `fedrpc paper`: {error}") from None
     if lacking:
@@ -111,11 +114,16 @@ def read_results(path: Path) -> dict[str, Any]:
 
 
 def name_results(results: Results) -> str:
-    """The place of results in the folder: by experiment, and what was changed."""
+    """The place of results in the folder: by experiment and size, and what was changed."""
     if not results["changes"]:
-        return f"{results['name']}.json"
+        return f"{name_entry(results)}.json"
     changes = "+".join(f"{name}={value}" for name, value in flatten(results["changes"]).items())
-    return f"{VARIATIONS}/{results['name']}+{re.sub(r'[^A-Za-z0-9._=+,-]+', '-', changes)}.json"
+    return f"{VARIATIONS}/{name_entry(results)}+{re.sub(r'[^A-Za-z0-9._=+,-]+', '-', changes)}.json"
+
+
+def name_entry(results: Results) -> str:
+    """An experiment by the size at which it was run: the paper's own stands beside the small one."""
+    return str(results["name"]) + ("" if results["size"] == "small" else f"-{results['size']}")
 
 
 def make_report(folder: Path) -> dict[str, str]:
@@ -125,10 +133,11 @@ def make_report(folder: Path) -> dict[str, str]:
     for entry in entries:
         for what, svg in (("rows", plot_rows(entry.results)), ("curves", plot_curves(entry.results))):
             if svg:
-                pages[f"{PLOTS}/{entry.results['name']}-{what}.svg"] = svg
+                pages[f"{PLOTS}/{name_entry(entry.results)}-{what}.svg"] = svg
     lines = [_HEAD, *_write_summary(entries)]
     for entry in entries:
-        lines += write_section(entry, [name for name in pages if name.startswith(f"{PLOTS}/{entry.results['name']}-")])
+        names = [f"{PLOTS}/{name_entry(entry.results)}-{what}.svg" for what in ("rows", "curves")]
+        lines += write_section(entry, [name for name in names if name in pages])
     lines += write_earlier(folder / EARLIER)
     return {"README.md": "\n".join(lines) + "\n", **pages}
 
@@ -139,7 +148,7 @@ def read_entries(folder: Path) -> list[Entry]:
     found: dict[str, list[Results]] = {}
     for path in paths:
         results = read_results(path)
-        found.setdefault(results["name"], []).append(results)
+        found.setdefault(name_entry(results), []).append(results)
     entries = [Entry(first, others) for first, *others in found.values()]
     return sorted(
         entries, key=lambda entry: (entry.results["paper"] == ALL, entry.results["paper"], entry.results["name"])
@@ -151,16 +160,20 @@ def read_entries(folder: Path) -> list[Entry]:
 
 def _write_summary(entries: Sequence[Entry]) -> list[str]:
     claims = [claim for entry in entries for claim in entry.results["claims"]]
-    counts = Counter(claim["verdict"] for claim in claims)
-    known = [verdict for verdict in VERDICTS if verdict or counts[verdict]]
-    told = ", ".join(f"{counts[verdict]} {VERDICTS[verdict]}" for verdict in known)
     num = sum(bool(entry.results["claims"]) for entry in entries)
+    theirs, ours = ([claim for claim in claims if claim["control"] is control] for control in (False, True))
+    told = (
+        f"{pluralize(len(theirs), 'claim')} of the papers in {pluralize(num, 'experiment')}: {_count_verdicts(theirs)}."
+    )
+    if ours:
+        told += f" Controls of ours, which no paper claims, are apart: {_count_verdicts(ours)}."
     lines = [
         "## All claims",
         "",
-        f"{pluralize(len(claims), 'claim')} in {pluralize(num, 'experiment')}: {told}. Figures are of the row that the",
-        "claim is about, against those of the row that it is compared to; *ahead by* is their difference in the",
-        "claimed direction, less the claimed margin, with its 95 % interval: below 0, the claim does not hold.",
+        told,
+        "Figures are of the row that the claim is about, against those of the row that it is compared to, over the",
+        "seeds that both have; *ahead by* is their difference in the claimed direction, less the claimed margin, with",
+        "its 95 % interval: below 0, the claim does not hold.",
         "",
         "| paper | claim | measure | paper's figures | ours | ahead by | verdict |",
         "|---|---|---|---|---|---|---|",
@@ -168,9 +181,15 @@ def _write_summary(entries: Sequence[Entry]) -> list[str]:
     return lines + [_write_claim(entry, claim) for entry in entries for claim in entry.results["claims"]]
 
 
+def _count_verdicts(claims: Sequence[Results]) -> str:
+    counts = Counter(claim["verdict"] for claim in claims)
+    known = [verdict for verdict in VERDICTS if verdict or counts[verdict]]
+    return ", ".join(f"{counts[verdict]} {VERDICTS[verdict]}" for verdict in known)
+
+
 def _write_claim(entry: Entry, claim: Results) -> str:
-    results = entry.results
-    where = f"{results['paper']}: [{results['name']}](#{results['name']})"
+    results, name = entry.results, name_entry(entry.results)
+    where = f"{results['paper']}: [{name}](#{name})"
     cells = [
         where,
         claim["says"],
@@ -178,10 +197,14 @@ def _write_claim(entry: Entry, claim: Results) -> str:
         *list_pairs(results, claim),
         format_interval(claim["difference"]),
     ]
-    told = f"**{describe_verdict(claim)}**"
-    if claim["verdict"] == NOT:
-        told += f"; {describe_attempts(entry, claim)}"
+    told = "; ".join([f"**{describe_verdict(claim)}**", *_list_reservations(entry, claim)])
     return f"| {' | '.join([*cells, told])} |"
+
+
+def _list_reservations(entry: Entry, claim: Results) -> list[str]:
+    """What stands behind a verdict: other settings where it is no, and what to know beside it."""
+    tried = [describe_attempts(entry, claim)] if claim["verdict"] == NOT else []
+    return [*describe_reservations(claim), *tried]
 
 
 def describe_attempts(entry: Entry, claim: Results) -> str:
@@ -203,15 +226,20 @@ def describe_attempts(entry: Entry, claim: Results) -> str:
 def write_section(entry: Entry, plots: Sequence[str]) -> list[str]:
     """An experiment: verdicts, the table, plots, variations, how it was obtained, notes, and the command."""
     results = entry.results
-    lines = ["", f"## {results['name']}", "", f"**{results['title']}** ({results['paper']}, {results['where']})", ""]
+    lines = [
+        "",
+        f"## {name_entry(results)}",
+        "",
+        f"**{results['title']}** ({results['paper']}, {results['where']})",
+        "",
+    ]
     for claim in results["claims"]:
-        more = f"; {describe_attempts(entry, claim)}" if claim["verdict"] == NOT else ""
-        told = f"{claim['says']} ({describe_difference(claim['difference'])})"
-        lines.append(f"- **{describe_verdict(claim)}**: {told}{more}")
+        told = f"**{describe_verdict(claim)}**: {claim['says']} ({describe_difference(claim['difference'])})"
+        lines.append("; ".join([f"- {told}", *_list_reservations(entry, claim)]))
     lines += ["", *write_table(results), ""]
     for name in plots:
         what = "figures of the paper beside ours" if name.endswith("-rows.svg") else "curves with bands over the seeds"
-        lines += [f"![{results['name']}: {what}]({name})", ""]
+        lines += [f"![{name_entry(results)}: {what}]({name})", ""]
     lines += _write_variations(entry)
     lines += [f"- {line}" for line in [*list_circumstances(results), *_tell_changed(results), *results["notes"]]]
     lines += [f"- an untested explanation: {line}" for line in results["explanations"]]
@@ -227,11 +255,11 @@ def _tell_changed(results: Results) -> list[str]:
 
 
 def write_table(results: Results) -> list[str]:
-    """The rows, with the paper's figures where it has any."""
+    """The rows that were run, with the paper's figures where it has any."""
     names, printed = results["measures"], find_printed(results)
     heads = list_heads(names, printed)
     lines = [f"| | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
-    return lines + [f"| {row['name']} | {' | '.join(list_cells(row, names, printed))} |" for row in results["rows"]]
+    return lines + [f"| {row['name']} | {' | '.join(list_cells(row, names, printed))} |" for row in list_run(results)]
 
 
 def _write_variations(entry: Entry) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from fedrpc.report.paper_words import Results, describe_measure, format_value
+from fedrpc.report.paper_words import Results, describe_measure, format_value, list_run
 from fedrpc.report.picture import NEUTRAL, Panel, choose_colours, draw_picture
 from fedrpc.report.svg import Axis, Canvas, format_percent, thin
 from fedrpc.study.experiment_curves import ACCURACY
@@ -24,7 +24,7 @@ def plot_rows(results: Results) -> str | None:
     measures = _choose_measures(results)
     if not measures:
         return None
-    names = [row["name"] for row in results["rows"]]
+    names = [row["name"] for row in list_run(results)]
     colours = _choose_colours(names)
     left = min(280, 16 + int(_LETTER * max(map(len, names))))
     half = (WIDTH - left) // 2 if len(measures) > 1 else WIDTH * 2 // 3 - left // 2
@@ -33,7 +33,7 @@ def plot_rows(results: Results) -> str | None:
         pair = measures[start : start + 2]
         canvases = [_plot_measure(results, name, colours, left if not i else 14, half) for i, name in enumerate(pair)]
         lines.append([Panel(describe_measure(name), canvas) for name, canvas in zip(pair, canvases, strict=True)])
-    has_paper = any(name in row["paper"] for row in results["rows"] for name in measures)
+    has_paper = any(name in row["paper"] for row in list_run(results) for name in measures)
     legend = [("paper", "paper")] if has_paper else []
     legend += [(f"c{NEUTRAL}", "ours, mean, with one standard deviation"), (f"seed m{NEUTRAL}", "a seed")]
     return draw_picture(f"{results['title']}: figures", lines, legend)
@@ -41,7 +41,7 @@ def plot_rows(results: Results) -> str | None:
 
 def _choose_measures(results: Results) -> list[str]:
     """What the paper has figures of or claims are about, and was measured."""
-    rows = results["rows"]
+    rows = list_run(results)
     wanted = [*results["measures"], *(claim["measure"] for claim in results["claims"])]
     used = {claim["measure"] for claim in results["claims"]} | {name for row in rows for name in row["paper"]}
     known = [name for name in dict.fromkeys(wanted) if name in used]
@@ -49,7 +49,7 @@ def _choose_measures(results: Results) -> list[str]:
 
 
 def _plot_measure(results: Results, measure: str, colours: Mapping[str, str], left: int, half: int) -> Canvas:
-    rows = results["rows"]
+    rows = list_run(results)
     values = [each for row in rows for each in _list_values(row, measure)]
     names = {float(len(rows) - place): (row["name"] if left > 20 else "") for place, row in enumerate(rows)}
     y = Axis(0.4, len(rows) + 0.6, list(names), text=lambda tick: names[tick])
@@ -103,7 +103,7 @@ def plot_curves(results: Results) -> str | None:
     }
     if not curves:
         return None
-    colours = _choose_colours([row["name"] for row in results["rows"]])
+    colours = _choose_colours([row["name"] for row in list_run(results)])
     names = [name for name in _TITLES if any(name in run for runs in curves.values() for run in runs.values())]
     smoothed = any(len(run["rounds"]) > LONG for runs in curves.values() for run in runs.values())
     note = f", mean of the last {WINDOW} evaluations" if smoothed else ""

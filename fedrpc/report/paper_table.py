@@ -13,11 +13,13 @@ from rich.text import Text
 from fedrpc.report.paper_words import (
     Results,
     describe_difference,
+    describe_reservations,
     describe_verdict,
     find_printed,
     list_cells,
     list_circumstances,
     list_heads,
+    list_run,
 )
 from fedrpc.report.sheet import write_text
 from fedrpc.study.experiment import NOT, PARTLY, REPRODUCED
@@ -47,9 +49,10 @@ def show_results(results: Results, console: Console) -> None:
     table.add_column("row")
     for head in list_heads(results["measures"], printed):
         table.add_column(head, justify="right")
-    for row in results["rows"]:
+    for row in list_run(results):
         table.add_row(row["name"], *list_cells(row, results["measures"], printed))
     console.print(table)
     for claim in results["claims"]:
         words = Text(f"{describe_verdict(claim)}: ", style=_STYLES[claim["verdict"]])
-        console.print(words + Text(f"{claim['says']} ({describe_difference(claim['difference'])})"), soft_wrap=True)
+        told = f"{claim['says']} ({describe_difference(claim['difference'])})"
+        console.print(words + Text("; ".join([told, *describe_reservations(claim)])), soft_wrap=True)

@@ -11,6 +11,7 @@ from fedrpc.report.table import format_size
 from fedrpc.report.words import pluralize
 from fedrpc.study.experiment import LEAST_SEEDS, NOT, PARTLY, REPRODUCED
 from fedrpc.study.measures import MEASURES
+from fedrpc.study.statistics import summarize_values
 
 Results = Mapping[str, Any]
 NONE = "-"
@@ -52,14 +53,25 @@ def describe_measure(measure: str) -> str:
 def describe_verdict(claim: Results) -> str:
     """The verdict, with what weakens it."""
     found = claim["difference"]
+    if found is None and claim["left_out"]:
+        return "no verdict"
     few = _FEW.get(found["n"]) if found else None
     return VERDICTS[claim["verdict"]] + (f", {few}" if few else "")
+
+
+def describe_reservations(claim: Results) -> list[str]:
+    """What to know beside a verdict: whose claim it is, which seeds do not count, and what its author says."""
+    told = ["a control of ours"] if claim["control"] else []
+    if claim["left_out"]:
+        seeds = f"{'seeds' if len(claim['left_out']) > 1 else 'seed'} {', '.join(map(str, claim['left_out']))}"
+        told.append(f"{seeds} left out, where not all of this is there: {describe_measure(claim['needs'])}")
+    return [*told, *([claim["caveat"]] if claim["caveat"] else [])]
 
 
 def describe_difference(found: Mapping[str, Any] | None) -> str:
     """A claim's difference beyond its margin, in the claimed direction, with its interval."""
     if found is None:
-        return "no seed has both rows"
+        return "no seed has both rows as needed"
     interval = "" if found["low"] is None else f", 95 % from {found['low']:+.3g} to {found['high']:+.3g}"
     return f"ahead by {found['mean']:+.3g}{interval}; in {found['better']} of {pluralize(found['n'], 'seed')}"
 
@@ -73,12 +85,23 @@ def format_interval(found: Mapping[str, Any] | None) -> str:
 
 
 def list_pairs(results: Results, claim: Results) -> tuple[str, str]:
-    """The paper's figures of a claim's two rows, and ours."""
+    """The paper's figures of a claim's two rows, and ours over the seeds that count for it."""
     rows = {row["name"]: row for row in results["rows"]}
-    one, two, measure = rows[claim["row"]], rows[claim["than"]], claim["measure"]
-    printed = [row["paper"].get(measure) for row in (one, two)]
-    ours = [format_summary(measure, row["ours"].get(measure)) for row in (one, two)]
+    pair, measure = [rows[claim["row"]], rows[claim["than"]]], claim["measure"]
+    printed = [row["paper"].get(measure) for row in pair]
+    seeds = {*pair[0]["seeds"]} & {*pair[1]["seeds"]} - {*map(str, claim["left_out"])}
+    ours = [
+        format_summary(
+            measure, summarize_values(found.get(measure) for seed, found in row["seeds"].items() if seed in seeds)
+        )
+        for row in pair
+    ]
     return (NONE if None in printed else f"{printed[0]:g} against {printed[1]:g}"), f"{ours[0]} against {ours[1]}"
+
+
+def list_run(results: Results) -> list[Results]:
+    """The rows that have a run."""
+    return [row for row in results["rows"] if row["seeds"]]
 
 
 def list_circumstances(results: Results) -> list[str]:
@@ -89,6 +112,8 @@ def list_circumstances(results: Results) -> list[str]:
     lines.append(f"reduced: {results['reduced']}" if results["reduced"] else "at the paper's size")
     if results["changes"]:
         lines.append(f"changed: {describe_changes(results['changes'])}")
+    if idle := [row["name"] for row in results["rows"] if not row["seeds"]]:
+        lines.append(f"rows of the table that were not run: {', '.join(idle)}")
     if results["missing"]:
         lines.append(f"runs that are missing: {'; '.join(results['missing'])}")
     if len(results["seeds"]) < LEAST_SEEDS:
@@ -143,4 +168,4 @@ def list_heads(measures: Sequence[str], printed: Sequence[str]) -> list[str]:
 
 def find_printed(results: Results) -> list[str]:
     """The measures of which the paper has a figure in any row."""
-    return [name for name in results["measures"] if any(name in row["paper"] for row in results["rows"])]
+    return [name for name in results["measures"] if any(name in row["paper"] for row in list_run(results))]

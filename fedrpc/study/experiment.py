@@ -7,6 +7,9 @@ difference of the two, in the claimed direction and less the claimed margin, is 
   0;
 - **partly** reproduced if the mean is above 0 and the interval includes 0, or there are fewer than three seeds;
 - **not** reproduced if the mean is 0 or below.
+
+A claim may need something of both rows, such as that clients were given the images that it is about; seeds without it
+do not count. Claims of ours, which tell where a difference comes from, are judged by the same rule and counted apart.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ class Row(_Frozen):
     """A line of the table: a method with its settings, what differs in small, and the paper's figures by measure.
 
     Attributes:
+        extra: Whether it runs in small only when it is named: what the paper compares with beside what claims need.
         gan: The row whose generator this one takes: its runs come first, and theirs is `params.gan` here.
         study: Options of the experiment's study for this row.
         small_study: What differs of them in small.
@@ -45,6 +49,7 @@ class Row(_Frozen):
     set: dict[str, Any] = Field(default_factory=dict)
     small: dict[str, Any] = Field(default_factory=dict)
     paper: dict[str, float] = Field(default_factory=dict)
+    extra: bool = False
     gan: str | None = None
     study: dict[str, Any] = Field(default_factory=dict)
     small_study: dict[str, Any] = Field(default_factory=dict)
@@ -59,7 +64,13 @@ class Study(_Frozen):
 
 
 class Claim(_Frozen):
-    """That one row is higher, or lower, than another in a measure, by at least so much."""
+    """That one row is higher, or lower, than another in a measure, by at least so much.
+
+    Attributes:
+        needs: A measure in percent that both rows must have whole, where they have it, for a seed to count.
+        control: Whether it is a control of ours, which the paper does not claim.
+        caveat: What to know beside the verdict.
+    """
 
     says: str
     measure: str
@@ -67,6 +78,9 @@ class Claim(_Frozen):
     higher: str | None = None
     lower: str | None = None
     by: float = 0.0
+    needs: str | None = None
+    control: bool = False
+    caveat: str = ""
 
     @model_validator(mode="after")
     def _one_direction(self) -> Claim:
@@ -119,7 +133,7 @@ class Experiment(_Frozen):
         for name in [*claimed, *(row.gan for row in self.rows if row.gan)]:
             if name not in names:
                 raise ValueError(f"there is no row '{name}'; rows are {', '.join(names)}")
-        used = [*self.measures, *(claim.measure for claim in self.claims), *(m for row in self.rows for m in row.paper)]
+        used = [*list_measures(self), *(name for row in self.rows for name in row.paper)]
         if unknown := sorted({*used} - {*MEASURES}):
             raise ValueError(f"unknown measure '{unknown[0]}'; known: {', '.join(MEASURES)}")
         return self
@@ -153,7 +167,8 @@ def measure_run(run: Run, names: Sequence[str]) -> dict[str, float | None]:
 
 def list_measures(experiment: Experiment) -> list[str]:
     """The measures that its table shows or its claims need."""
-    return list(dict.fromkeys([*experiment.measures, *(claim.measure for claim in experiment.claims)]))
+    needed = [name for claim in experiment.claims for name in (claim.measure, claim.needs) if name]
+    return list(dict.fromkeys([*experiment.measures, *needed]))
 
 
 def judge(claim: Claim, values: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> dict[str, Any]:
@@ -163,7 +178,9 @@ def judge(claim: Claim, values: Mapping[str, Mapping[int, Mapping[str, float | N
         values: The measures by row and seed.
     """
     pairs = []
-    for seed in sorted(values.get(claim.row, {}).keys() & values.get(claim.than, {}).keys()):
+    seeds = sorted(values.get(claim.row, {}).keys() & values.get(claim.than, {}).keys())
+    counted = [seed for seed in seeds if all(_is_whole(values[name][seed], claim) for name in (claim.row, claim.than))]
+    for seed in counted:
         one, two = (values[name][seed].get(claim.measure) for name in (claim.row, claim.than))
         if one is not None and two is not None:
             pairs.append((claim.sign * one - claim.by, claim.sign * two))
@@ -175,9 +192,18 @@ def judge(claim: Claim, values: Mapping[str, Mapping[int, Mapping[str, float | N
         "direction": "higher" if claim.higher else "lower",
         "than": claim.than,
         "by": claim.by,
+        "needs": claim.needs,
+        "control": claim.control,
+        "caveat": claim.caveat,
         "verdict": _decide(found),
         "difference": found,
+        "left_out": [seed for seed in seeds if seed not in counted],
     }
+
+
+def _is_whole(measured: Mapping[str, float | None], claim: Claim) -> bool:
+    """Whether a run has what the claim needs of it."""
+    return claim.needs is None or measured.get(claim.needs) in (None, 100.0)
 
 
 def _decide(found: Mapping[str, Any] | None) -> str | None:

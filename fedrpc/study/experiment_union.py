@@ -12,26 +12,33 @@ from fedrpc.study.experiment import Claim, judge, summarize_rows
 Results = Mapping[str, Any]
 Values = dict[str, dict[int, dict[str, float | None]]]
 _VARYING = frozenset({"kernel_bytes", "client_cpu", "client_memory"})  # of the same run, from one time to the next
+_OF_CLAIMS = ("says", "measure", "than", "by", "needs", "control", "caveat")
 _SAME = ("name", "size", "changes", "reduced", "measures")
 
 
 def unite_results(old: Results, new: Results) -> dict[str, Any]:
     """All runs of two results, judged together; what is no figure is as in the newer ones.
 
+    The experiment may have got further rows and claims in between.
+
     Raises:
         ConfigError: They are not of one experiment, or a run that both have came to something else.
     """
     differing = [name for name in _SAME if old[name] != new[name]]
-    differing += [name for name, of in (("rows", _list_papers), ("claims", _list_claims)) if of(old) != of(new)]
+    papers = _list_papers(new)
+    if any(papers.get(row) != paper for row, paper in _list_papers(old).items()):
+        differing.append("rows")
+    if any(claim not in _list_claims(new) for claim in _list_claims(old)):
+        differing.append("claims")
     if differing:
         raise ConfigError(
             f"{new['name']}: {', '.join(differing)} differ between these results and those that are there, "
             "so they are not of one experiment; remove the older file to replace it"
         )
-    values = _read_values(old)
-    for name, found in _read_values(new).items():
-        _refuse_others(new["name"], name, values[name], found)
-        values[name] |= found
+    before, values = _read_values(old), _read_values(new)
+    for name, found in before.items():
+        _refuse_others(new["name"], name, found, values[name])
+        values[name] = found | values[name]
     seeds = sorted({seed for found in values.values() for seed in found})
     done = {f"{name}, seed {seed}" for name, found in values.items() for seed in found}
     measures = [*new["rows"][0]["ours"]] if new["rows"] else []
@@ -58,7 +65,7 @@ def _list_papers(results: Results) -> dict[str, dict[str, float]]:
 
 def _list_claims(results: Results) -> list[Claim]:
     return [
-        Claim(**{name: each[name] for name in ("says", "measure", "than", "by")}, **{each["direction"]: each["row"]})
+        Claim(**{each["direction"]: each["row"]}, **{name: each[name] for name in _OF_CLAIMS if name in each})
         for each in results["claims"]
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from fedrpc.study.overhead import COSTS
 from fedrpc.study.reading import Run
@@ -58,18 +59,32 @@ def _read_exposure(run: Run) -> float | None:
 
 def _read_acceptance(run: Run) -> float | None:
     """What a filter let through: FedDPMS's noisy means, or MP-GAN's images of which the labeller was sure."""
+    if levels := _read_labelling(run):
+        rate = levels["0"]["acceptance_rate"]
+        return None if rate is None else 100 * float(rate)
     for row in run.rounds:
-        if levels := row.get("labelling"):
-            rate = levels["0"]["acceptance_rate"]
-            return None if rate is None else 100 * float(rate)
         if rates := [rate for by_class in (row.get("acceptance") or {}).values() for rate in by_class.values()]:
             return 100 * statistics.fmean(rates)
     return None
 
 
 def _read_made_classes(run: Run) -> float | None:
-    found = next((row["labelling"]["0"] for row in run.rounds if row.get("labelling")), None)
-    return None if found is None else float(sum(count > 0 for count in found["label_histogram"]))
+    levels = _read_labelling(run)
+    return float(sum(count > 0 for count in levels["0"]["label_histogram"])) if levels else None
+
+
+def _read_given(run: Run) -> float | None:
+    """How many of MP-GAN's levels of images clients were given, of those that were due: too few sure ones are none."""
+    due = [level["given_out"] for level in _read_labelling(run).values() if level["given_out"] != "none wanted"]
+    return 100 * statistics.fmean(given == "yes" for given in due) if due else None
+
+
+def _read_labelling(run: Run) -> dict[str, Any]:
+    """The last attempt at each of MP-GAN's levels of images: one that gave too few is repeated in every round."""
+    levels: dict[str, Any] = {}
+    for row in run.rounds:
+        levels |= row.get("labelling") or {}
+    return levels
 
 
 def _read_study(name: str) -> Callable[[Run], float | None]:
@@ -114,7 +129,8 @@ MEASURES: Mapping[str, tuple[str, Callable[[Run], float | None]]] = {
     "bytes": ("message bytes", _read_bytes),
     **COSTS,
     "accepted": ("% that a filter let through", _read_acceptance),
-    "classes_made": ("classes among the images for clients", _read_made_classes),
+    "classes_made": ("classes among the images that were let through", _read_made_classes),
+    "given": ("% of the levels of images that clients were given", _read_given),
     "exposure": ("% of pairs of clients where one's data reached the other", _read_exposure),
     "dcor": ("distance correlation (root), last ten rounds", _read_correlation(-TAIL)),
     "dcor_1": ("distance correlation (root), round 1", _read_correlation(0, 1)),

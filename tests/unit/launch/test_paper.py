@@ -129,6 +129,18 @@ def test_only_some_rows() -> None:
         plan_experiment(EXPERIMENT, PaperRequest("mine", "small", "0", rows=["FedProxx"]))
 
 
+def test_extra_rows_run_in_small_only_when_they_are_named() -> None:
+    rows = [row.model_copy(update={"extra": row.name == "FedProx"}) for row in EXPERIMENT.rows]
+    experiment = EXPERIMENT.model_copy(update={"rows": rows})
+
+    def list_rows(request: PaperRequest) -> list[str]:
+        return [run.cell.note for run in plan_experiment(experiment, request)]
+
+    assert list_rows(PaperRequest("mine", "small", "0")) == ["FedAvg, two shards", "FedAvg, IID"]
+    assert list_rows(PaperRequest("mine", "small", "0", rows=["FedProx"])) == ["FedProx"]
+    assert list_rows(PaperRequest("mine", "paper", "0")) == [row.name for row in rows]
+
+
 def test_a_row_brings_the_one_whose_generator_it_takes() -> None:
     rows = [{"name": "GAN", "method": "mpgan"}, {"name": "with", "method": "mpgan", "gan": "GAN"}]
     experiment = EXPERIMENT.model_copy(update={"rows": [Row(**row) for row in rows], "setting": {}})

@@ -72,7 +72,7 @@ def report(folder: Path, *found: dict[str, Any]) -> str:
 
 def test_papers_figures_stand_beside_ours(tmp_path: Path) -> None:
     text = report(tmp_path, results_of([50, 51, 52], [55, 56.5, 57]))
-    assert "1 claim in 1 experiment: 1 reproduced, 0 partly, 0 not reproduced" in text
+    assert "1 claim of the papers in 1 experiment: 1 reproduced, 0 partly, 0 not reproduced." in text
     pair = "60.5 against 50 | 56.17 ± 1.04 against 51.00 ± 1.00"
     claim = "it is better | accuracy %, last round"
     assert f"| A paper: [mine](#mine) | {claim} | {pair} | +5.17 (+4.45 to +5.88) | **reproduced** |" in text
@@ -109,6 +109,50 @@ def test_a_variation_that_left_a_claims_rows_out_tried_nothing_of_it(tmp_path: P
     text = report(tmp_path, results_of([50, 51], [49, 50]), results_of([50], [], {"train": {"lr": 0.01}}))
     assert "**not reproduced, two seeds only**; no other settings tried yet |" in text
     assert "| it is better | -1 (-1 to -1): not reproduced, two seeds only | - |" in text
+
+
+def test_figures_are_of_the_seeds_that_the_verdict_is_of(tmp_path: Path) -> None:
+    text = report(tmp_path, results_of([50, 60], [55]))
+    assert "| 55.00 against 50.00 | +5 | **partly, one seed only** |" in text
+
+
+def claim_with(results: dict[str, Any], **values: Any) -> dict[str, Any]:
+    return results | {"claims": [results["claims"][0] | values]}
+
+
+def test_controls_of_ours_are_counted_apart_and_caveats_stand_beside_verdicts(tmp_path: Path) -> None:
+    text = report(tmp_path, claim_with(results_of([50], [55]), control=True, caveat="by moonlight"))
+    assert "0 claims of the papers in 1 experiment: 0 reproduced, 0 partly, 0 not reproduced. Controls of ours" in text
+    assert "are apart: 0 reproduced, 1 partly, 0 not reproduced." in text
+    assert "| **partly, one seed only**; a control of ours; by moonlight |" in text
+
+
+def test_seeds_that_do_not_count_are_named(tmp_path: Path) -> None:
+    none = claim_with(results_of([50, 51], [55, 56]), needs="given", left_out=[0, 1], difference=None, verdict=None)
+    said = "seeds 0, 1 left out, where not all of this is there: % of the levels of images that clients were given"
+    assert f"| - against - | - | **no verdict**; {said} |" in report(tmp_path, none)
+
+
+def test_rows_that_were_not_run_are_named_and_not_shown(tmp_path: Path) -> None:
+    text = report(tmp_path, results_of([50], []))
+    assert "rows of the table that were not run: Better & more" in text
+    assert "| Better & more |" not in text
+
+
+def test_an_experiment_at_the_papers_size_stands_beside_the_small_one(tmp_path: Path) -> None:
+    text = report(tmp_path, results_of([50], [55]), results_of([60], [65], size="paper", reduced=""))
+    assert "2 claims of the papers in 2 experiments" in text
+    assert "## mine\n" in text
+    assert "## mine-paper\n" in text
+    assert "plots/mine-paper-rows.svg" in text
+    assert {path.name for path in (tmp_path / "kept").glob("*.json")} == {"mine.json", "mine-paper.json"}
+
+
+def test_results_of_before_seeds_could_be_left_out_are_refused(tmp_path: Path) -> None:
+    old = results_of([50], [55])
+    del old["claims"][0]["left_out"]
+    with pytest.raises(ConfigError, match="has no seeds that do not count, as results of an older version have"):
+        report(tmp_path, old)
 
 
 def test_variations_have_files_of_their_own() -> None:
@@ -233,10 +277,18 @@ def test_a_run_that_came_to_something_else_is_not_mixed_in(tmp_path: Path) -> No
     assert json.loads((tmp_path / "kept" / "mine.json").read_text())["seeds"] == [0]
 
 
-@pytest.mark.parametrize(("name", "value"), [("reduced", "clients"), ("size", "paper"), ("claims", []), ("rows", [])])
+@pytest.mark.parametrize(("name", "value"), [("reduced", "clients"), ("claims", []), ("rows", [])])
 def test_results_of_another_experiment_are_not_mixed_in(tmp_path: Path, name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"mine: {name} differ .* remove the older file to replace it"):
         report(tmp_path, results_of([50], [55]), results_of([50], [55]) | {name: value})
+
+
+def test_an_experiment_that_got_further_rows_and_claims_keeps_its_runs() -> None:
+    old, new = results_of([50, 51], [55, 56]), results_of([50, 51], [55, 56])
+    del old["rows"][1]
+    old["claims"] = []
+    assert unite_results(old, new)["rows"] == new["rows"]
+    assert unite_results(old, new)["claims"] == new["claims"]
 
 
 def test_what_varies_by_itself_does_not_keep_results_apart() -> None:

@@ -37,7 +37,7 @@ def of(one: list[float], two: list[float]) -> dict[str, dict[int, dict[str, floa
 @pytest.mark.parametrize("name", NAMES)
 def test_every_file_gives_valid_runs(name: str, size: Literal["paper", "small"]) -> None:
     experiment = read_experiment(name)
-    runs = plan_experiment(experiment, PaperRequest(name, size, "0-2"))
+    runs = plan_experiment(experiment, PaperRequest(name, size, "0-2", rows=[row.name for row in experiment.rows]))
     assert len({run.cell.run for run in runs}) == len(runs) == 3 * len(experiment.rows)
     assert [run.cell.seed for run in runs] == sorted(run.config.seed for run in runs), "a whole seed after the other"
     assert experiment.claims
@@ -85,6 +85,19 @@ def test_only_seeds_that_both_rows_have_are_compared() -> None:
     assert (found["n"], found["mean"]) == (3, 5)
 
 
+def test_a_seed_whose_run_lacks_what_a_claim_needs_does_not_count() -> None:
+    values = of([50, 51, 52], [55, 56, 57])
+    for seed, given in enumerate((100.0, 0.0, None)):
+        values["two"][seed]["given"] = given
+    claim = Claim(says="", measure="last", higher="two", than="one", needs="given")
+    found = judge(claim, values)
+    assert (found["difference"]["n"], found["left_out"]) == (2, [1])
+    for seed in values["two"]:
+        values["two"][seed]["given"] = 50.0
+    found = judge(claim, values)
+    assert (found["verdict"], found["difference"], found["left_out"]) == (None, None, [0, 1, 2])
+
+
 def test_rows_have_the_papers_figures_beside_ours() -> None:
     first, second = summarize_rows(Experiment(**MINIMAL).papers, ["last"], of([50, 52], [60]))
     assert first["paper"] == {"last": 50}
@@ -99,6 +112,10 @@ def test_rows_have_the_papers_figures_beside_ours() -> None:
         ({"claims": [{"says": "", "measure": "last", "than": "one"}]}, "either higher or lower"),
         ({"claims": [{"says": "", "measure": "lats", "higher": "two", "than": "one"}]}, "unknown measure 'lats'"),
         ({"measures": ["nothing"]}, "unknown measure 'nothing'"),
+        (
+            {"claims": [{"says": "", "measure": "last", "higher": "two", "than": "one", "needs": "nothing"}]},
+            "unknown measure 'nothing'",
+        ),
         ({"rows": [MINIMAL["rows"][0]] * 2, "claims": []}, "two rows have one name"),
         ({"tables": 1}, "Extra inputs are not permitted"),
     ],

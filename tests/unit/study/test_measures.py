@@ -55,6 +55,8 @@ def test_what_filters_let_through() -> None:
     assert read("classes_made", finished(0, labelling=levels)) == 2
     none_wanted = {"0": {"acceptance_rate": None, "label_histogram": [0, 0]}}
     assert read("accepted", finished(0, labelling=none_wanted)) is None
+    first = {"0": {"acceptance_rate": 0.0, "label_histogram": [0, 0, 0]}}
+    assert read("accepted", finished(0, labelling=first), finished(1, labelling=levels)) == 25, "it is tried again"
     assert read("accepted", finished(0)) is read("classes_made", finished(0)) is None
 
 
@@ -64,3 +66,15 @@ def test_values_of_a_study(tmp_path: Path) -> None:
     assert read("rebuilt_mse", folder=tmp_path) == 0.5
     assert read("mark_few", folder=tmp_path) is None
     assert read("db_gap", folder=tmp_path) is None
+
+
+def test_images_that_clients_were_given() -> None:
+    def level(given: str) -> dict[str, Any]:
+        return {"given_out": given}
+
+    tried = finished(0, labelling={"0": level("no: too few")})
+    assert read("given", finished(0)) is None
+    assert read("given", finished(0, labelling={"0": level("none wanted")})) is None
+    assert read("given", tried, finished(1, labelling={"0": level("no: too few")})) == 0
+    assert read("given", tried, finished(1, labelling={"0": level("yes")})) == 100
+    assert read("given", tried, finished(1, labelling={"0": level("yes"), "1": level("no: too few")})) == 50
