@@ -96,13 +96,14 @@ class Pages:
         return self._keep(
             f"row {run.name}",
             (run.version, run.status),
-            lambda: self._part("row", run=run, cells=facts.list_cells(run), spark=Markup(draw_sparkline(run))),
+            lambda: self._part("row", run=run, cells=list_cells(run), spark=Markup(draw_sparkline(run))),
         )
 
     # One run
 
     def make_run(self, run: LiveRun) -> Page:
         """The live page of a run."""
+        list_cells(run)
         privacy = facts.describe_privacy(run)
         curves = (run.num_lines["records.jsonl"], run.num_rounds)
         parts = {
@@ -151,7 +152,7 @@ class Pages:
             "facts": self._part(
                 "side_facts",
                 rows=[
-                    (f"m{name_style(place)}", label, run, facts.list_cells(run))
+                    (f"m{name_style(place)}", label, run, list_cells(run))
                     for place, (label, run) in enumerate(labelled)
                 ],
             ),
@@ -173,6 +174,20 @@ class Pages:
             return self._fill("side.html.j2", parts=parts, labels=labels, differences=differences)
 
         return Page("side by side", "side", fill, parts)
+
+
+def list_cells(run: LiveRun) -> facts.Cells:
+    """What a run's row has, also if its summary is not what it should be: one damaged run must not hide the others."""
+    try:
+        if run.status == "finished":
+            facts.describe_place(run)
+            facts.make_tiles(run, facts.describe_privacy(run))
+        return facts.list_cells(run)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        if not run.summary:
+            raise
+        run.disregard_summary(error)
+        return facts.list_cells(run)
 
 
 def present(*found: Any) -> list[Any]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 from collections.abc import Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
 from functools import cache
+from multiprocessing.pool import AsyncResult, Pool
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class Spending:
         self._tail = Tail(path)
         self._restart()
         self._asked: tuple[frozenset[Entries], float] | None = None
-        self._answer: Future[float] | None = None
+        self._answer: AsyncResult[float] | None = None
         self.epsilon: float | None = None  # of the client that has spent most, as far as it is computed
 
     def _restart(self) -> None:
@@ -68,9 +69,9 @@ class Spending:
 
     def ask_epsilon(self, delta: float) -> float | None:
         """The last epsilon that was computed; asks for a newer one, if there are new rows, and does not wait."""
-        if self._answer and self._answer.done():
+        if self._answer and self._answer.ready():
             answer, self._answer = self._answer, None
-            self.epsilon = answer.result() if answer.exception() is None else self.epsilon
+            self.epsilon = answer.get() if answer.successful() else self.epsilon
         spent = frozenset(
             tuple((noise, rate, steps) for (noise, rate), steps in sorted(found.items()))
             for found in self._spent.values()
@@ -78,17 +79,19 @@ class Spending:
         )
         if self._answer is None and spent and self._asked != (spent, delta):
             self._asked = (spent, delta)
-            self._answer = _open_accountant().submit(compute_largest, spent, delta)
+            self._answer = _open_accountant().apply_async(compute_largest, (spent, delta))
         return self.epsilon
 
 
 @cache
-def _open_accountant() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_lower_priority)
+def _open_accountant() -> Pool:
+    """One process, which ends with this one, however that ends: it is a daemon, and reads a pipe that closes then."""
+    return multiprocessing.get_context("spawn").Pool(1, initializer=_set_up)
 
 
-def _lower_priority() -> None:
+def _set_up() -> None:
     os.nice(_LOWEST)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and is the page's to obey
 
 
 def compute_largest(spent: frozenset[Entries], delta: float) -> float:

@@ -77,7 +77,7 @@ class LiveRun:
         before = (self.status, len(self.rounds), self.snapshot, tuple(self.damage.items()))
         if self._has_changed("config.toml"):
             self.config = self._parse("config.toml", tomllib.loads) or self.config
-        if self._has_changed("summary.json"):
+        if self._has_changed("summary.json"):  # also from one that is disregarded
             self.summary = self._parse("summary.json", json.loads) or {}
             self._forget_ledger()  # of two files in its place one may have gone unnoticed
         self._read_snapshot()
@@ -112,6 +112,12 @@ class LiveRun:
         except (ValueError, RecursionError) as error:
             self.damage[name] = f"{name} is damaged: {str(error)[:120]}"
         return None
+
+    def disregard_summary(self, why: Exception) -> None:
+        """Shows the run as if it had no summary, which is other than it should be."""
+        self.summary, self.status = {}, "stopped"
+        self.damage["summary.json"] = f"summary.json is damaged: {type(why).__name__}: {str(why)[:120]}"
+        self.version += 1
 
     def _read_snapshot(self) -> None:
         if not self._has_changed("progress.json"):

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +33,14 @@ def append(path: Path, *rows: dict[str, Any]) -> None:
 class Now:
     """Computes at once what another process would."""
 
-    def submit(self, function: Any, *args: Any) -> Any:
-        from concurrent.futures import Future
+    def apply_async(self, function: Any, args: tuple[Any, ...]) -> Now:
+        self.get = lambda: function(*args)
+        return self
 
-        found: Future[float] = Future()
-        found.set_result(function(*args))
-        return found
+    def ready(self) -> bool:
+        return True
+
+    successful = ready
 
 
 @pytest.fixture
@@ -72,10 +79,8 @@ def describe(rows: Path) -> facts.Privacy:
 
 
 def test_what_is_covered_is_never_claimed_before_it_is_computed(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from concurrent.futures import Future
-
     append(rows, row(0, 0, [[1.0, 0.1, 10]]))
-    monkeypatch.setattr(Now, "submit", lambda *_: Future())
+    monkeypatch.setattr(Now, "ready", lambda _: False)
     assert describe(rows).value == "being computed"
 
 
@@ -121,3 +126,44 @@ def test_once_there_is_no_guarantee_later_rounds_are_not_read(rows: Path) -> Non
     append(rows, *(row(0, index, [], kind="images") for index in range(2, 9)))
     found.refresh()
     assert (found.num_rows, found.uncovered) == (2, {"weights"})
+
+
+ASKING = """
+import os, sys, time
+from pathlib import Path
+from fedrpc.process import end_process
+from fedrpc.ui import privacy
+
+if __name__ == "__main__":
+    found = privacy.Spending(Path(sys.argv[1]))
+    found.refresh()
+    while found.ask_epsilon(1e-5) is None:
+        time.sleep(0.05)
+    print(privacy._open_accountant()._pool[0].pid, flush=True)
+    if sys.argv[2] == "end":
+        end_process(3)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("way", ["end", "kill", "interrupt"])
+def test_the_accountant_ends_with_the_page_whichever_way_that_ends(tmp_path: Path, way: str) -> None:
+    append(tmp_path / "privacy.jsonl", row(0, 0, [[1.0, 0.1, 10]]))
+    (tmp_path / "asking.py").write_text(ASKING)
+    command = [sys.executable, "asking.py", "privacy.jsonl", way]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as asking:
+        assert asking.stdout is not None
+        worker = int(asking.stdout.readline())
+        if way == "interrupt":
+            os.killpg(asking.pid, signal.SIGINT)  # as Ctrl-C does
+        elif way == "kill":
+            asking.kill()
+        told = asking.communicate(timeout=30)[1]
+    assert asking.returncode == {"end": 3, "kill": -signal.SIGKILL, "interrupt": -signal.SIGINT}[way]
+    assert told.count("Traceback") == (way == "interrupt"), "only that of this test's own sleep"
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{worker}").exists()

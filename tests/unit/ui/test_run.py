@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -221,3 +222,26 @@ def test_more_bytes_of_a_kind_that_is_known_are_drawn(under_way: UnderWay, runs:
     with (under_way.folder / "ledger.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
     assert pages.make_run(look(runs)).parts["traffic"] != before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bytes": [1]},
+        {"bytes": {"total": {"down": 3}}},
+        {"privacy": "none"},
+        {"privacy": {"epsilon": "x"}},
+        {"seconds": "long"},
+        {"num_rounds": 3, "seconds": [1]},
+    ],
+    ids=repr,
+)
+def test_a_summary_that_is_none_hides_no_other_run(runs: Folder, change: dict[str, Any]) -> None:
+    write_run(runs.base / "good", clients=3, rounds=3)
+    path = write_run(runs.base / "bad", clients=3, rounds=3) / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    run, pages = look(runs, "bad"), Pages(runs)
+    assert "good" in pages.make_list().fill()
+    page = pages.make_run(run)
+    assert "summary.json is damaged" in page.parts["damage"]
+    assert "good" in pages.make_side([run, runs.runs["good"]]).fill()
