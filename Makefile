@@ -85,5 +85,4 @@ trackers: setup ## test TensorBoard, MLflow and W&B, in an environment of their 
 	@$(BIN)/python -m tests.matrix trackers
 
 gpu-check: setup ## on a machine with a GPU: every method there and on the CPU, throughput, and the tests marked cuda
-	@$(BIN)/fedrpc gpu-check $(ARGS)
-	@$(BIN)/python -m pytest -q -m cuda tests
+	@code=0; $(BIN)/fedrpc gpu-check $(ARGS) || code=$$?; $(BIN)/python -m pytest -q -m cuda tests || code=$$?; exit $$code
