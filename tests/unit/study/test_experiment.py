@@ -33,6 +33,13 @@ def of(one: list[float], two: list[float]) -> dict[str, dict[int, dict[str, floa
     return {name: {seed: {"last": v} for seed, v in enumerate(vs)} for name, vs in (("one", one), ("two", two))}
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_what_claims_are_about_runs_at_both_sizes(name: str) -> None:
+    experiment = read_experiment(name)
+    claimed = {row for claim in experiment.claims for row in (claim.row, claim.than)}
+    assert not [row.name for row in experiment.rows if row.extra and row.name in claimed]
+
+
 @pytest.mark.parametrize("size", ["paper", "small"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_file_gives_valid_runs(name: str, size: Literal["paper", "small"]) -> None:
