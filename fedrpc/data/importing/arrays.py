@@ -23,6 +23,7 @@ NAMES = {
 }
 HALVES = ("train", "test", "val")
 IMAGE_CHANNELS = (1, 3)
+RGBA = 4
 
 Arrays = dict[str, np.ndarray]
 
@@ -154,22 +155,51 @@ def _join(path: Path, parts: Sequence[np.ndarray], key: str) -> np.ndarray | Non
 
 
 def arrange(x: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The samples with channels first, and a note if that changed something: (n, h, w) of uint8 are grey images."""
+    """The samples with channels first, and a note of what they are taken for where their shape leaves that open.
+
+    (n, h, w) are grey images if they are uint8 or their sides are equal, else signals (n, channels, time steps);
+    (n, h, w, 1 or 3) are images with channels last.
+    """
+    sides = "x".join(map(str, x.shape[1:]))
     if x.ndim == 3 and x.dtype == np.uint8:
         return x[:, None], ()
-    if x.ndim == 4 and x.shape[1] not in IMAGE_CHANNELS and x.shape[3] in IMAGE_CHANNELS:
+    if x.ndim == 3 and x.shape[1] == x.shape[2]:
+        return x[:, None], (f"samples of {sides} are taken for grey images, since both sides are equal",)
+    if x.ndim == 3:
+        channels, steps = x.shape[1:]
+        what = f"signals of {channels} channels and {steps} time steps"
+        return x, (f"samples of {sides} are taken for {what}; grey images have the shape (n, 1, height, width)",)
+    if x.ndim != 4 or x.shape[1] in IMAGE_CHANNELS:
+        return x, ()
+    if x.shape[3] in IMAGE_CHANNELS:
         return x.transpose(0, 3, 1, 2), ("channels, which were last, come first",)
-    return x, ()
+    if x.shape[3] == RGBA and x.shape[1] != RGBA:
+        return _drop_opacity(x).transpose(0, 3, 1, 2), ("channels, which were last, come first, without the opacity",)
+    height, width = x.shape[2:]
+    return x, (f"samples of {sides} are taken for images of {x.shape[1]} channels and {height}x{width} pixels",)
+
+
+def _drop_opacity(x: np.ndarray) -> np.ndarray:
+    """Images with channels last, without a fourth channel that is the same everywhere."""
+    require(
+        bool((x[..., 3] == x[:1, :1, :1, 3]).all()),
+        "x",
+        "1 or 3 channels, or opaque images",
+        f"4 in shape {x.shape}, the last of which differs between pixels",
+        "give (n, height, width, 3), or (n, 4, height, width) if it is no opacity",
+    )
+    return x[..., :3]
 
 
 def _write(x: np.ndarray, options: Options, folder: Path, rows: Rows, progress: Progress) -> Converted:
     if x.ndim == 2:
         names = [str(number) for number in range(x.shape[1])]
         return write_columns([encode_numbers(x, names, rows["train"], options)], folder, rows)
-    stored = x if x.dtype == np.uint8 else x.astype(np.float32)
+    with np.errstate(over="ignore"):  # what does not fit is infinite, and refused below
+        stored = x if x.dtype == np.uint8 else x.astype(np.float32)
     for split, index in rows.items():
         bad = np.flatnonzero(~np.isfinite(stored[index].reshape(len(index), -1)).all(axis=1))
         place = f"NaN or infinity in sample {index[bad[0]]}" if len(bad) else ""
-        require(not len(bad), "x", "finite numbers", place, "correct it")
+        require(not len(bad), "x", "finite numbers of 32 bits", place, "correct it")
         np.save(folder / f"x_{split}.npy", np.ascontiguousarray(stored[index]))
     return Converted(255.0 if stored.dtype == np.uint8 else 1.0, options.standardise)

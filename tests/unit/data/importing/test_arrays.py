@@ -78,6 +78,42 @@ def test_channels_come_first_and_signals_are_float32(bring: Bring) -> None:
     assert found.data.inputs(found.data.train.x).std().item() == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.float32])
+def test_numbers_with_equal_sides_are_grey_images(dtype: type, bring: Bring) -> None:
+    x = RNG.integers(0, 17, (30, 8, 8)).astype(dtype)
+    found = bring({"images": x, "target": Y, "x_test": x[:6], "y_test": Y[:6]})
+    assert (found.data.shape, found.data.train.x.dtype) == ((1, 8, 8), np.float32)
+    assert np.array_equal(found.data.train.x[:, 0], x)
+    assert found.notes == ("samples of 8x8 are taken for grey images, since both sides are equal",)
+
+
+def test_numbers_with_other_sides_are_signals(bring: Bring) -> None:
+    found = bring({"x": RNG.normal(size=(30, 6, 128)), "y": Y})
+    assert found.data.shape == (6, 128)
+    assert found.notes == (
+        "samples of 6x128 are taken for signals of 6 channels and 128 time steps; grey images have the shape "
+        "(n, 1, height, width)",
+    )
+    found = bring({"x": RNG.normal(size=(30, 1, 6, 12)), "y": Y})
+    assert (found.data.shape, found.notes) == ((1, 6, 12), ())
+
+
+def test_opaque_images_lose_their_fourth_channel(bring: Bring) -> None:
+    x = RNG.integers(0, 256, (30, 8, 8, 4), dtype=np.uint8)
+    x[..., 3] = 255
+    found = bring({"x": x, "y": Y, "x_test": x[:6], "y_test": Y[:6]})
+    assert np.array_equal(found.data.train.x, x[..., :3].transpose(0, 3, 1, 2))
+    assert found.notes == ("channels, which were last, come first, without the opacity",)
+    x[3, 2, 1, 3] = 7
+    with pytest.raises(
+        DataError, match=r"x: expected 1 or 3 channels, or opaque images, got 4 in shape .*; give \(n, h"
+    ):
+        bring({"x": x, "y": Y})
+    found = bring({"x": x.transpose(0, 3, 1, 2), "y": Y})
+    assert found.data.shape == (4, 8, 8)
+    assert found.notes == ("samples of 4x8x8 are taken for images of 4 channels and 8x8 pixels",)
+
+
 def test_rows_of_numbers_are_a_table(bring: Bring) -> None:
     x = RNG.normal(7, 3, (30, 4))
     x[3, 1] = np.nan
@@ -116,7 +152,8 @@ def test_a_test_file_of_its_own(bring: Bring, tmp_path: Path) -> None:
         ({"x": Y[:, None], "y": Y[:5]}, r"y: expected shape \(30,\), got \(5,\); one for each row"),
         ({"x": Y[:, None], "y": np.eye(3)[Y]}, r"y: expected shape \(30,\), got \(30, 3\)"),
         ({"x": Y[:, None], "y": Y / 2}, "y: expected whole numbers or names, got float64; convert"),
-        ({"x": np.full((30, 2, 9), np.nan), "y": Y}, "x: expected finite numbers, got NaN or infinity in sample"),
+        ({"x": np.full((30, 2, 9), np.nan), "y": Y}, "x: expected finite numbers of 32 bits, got NaN or inf"),
+        ({"x": np.full((30, 2, 9), 1e300), "y": Y}, "x: expected finite numbers of 32 bits, got NaN or infinity in sa"),
         ({"x": np.array([None] * 30), "y": Y}, "expected arrays in an .npz file, got Python objects in one; convert"),
         ({"x": np.array(3), "y": Y}, "x: expected 2 dimensions or more, got 0"),
         ({**XY, "x_train": X, "y_train": Y}, "expected either x or x_train, got both; leave one of them out"),
