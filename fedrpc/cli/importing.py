@@ -20,6 +20,8 @@ from fedrpc.errors import ConfigError
 from fedrpc.report.table import format_size
 
 MAX_CLASSES, MOST_CLIENTS = 20, 10
+MODELS = ("zda-cifar", "audionet")  # for samples without a default network: small ones that take any number of channels
+OWN_MODEL = "net.py"
 
 
 def parse_test(text: str | None) -> dict[str, Any]:
@@ -98,4 +100,24 @@ def _suggest(data: DataSet, data_dir: Path, by_option: bool) -> list[str]:
     words = f"--dataset {data.name}{place} --partition {partition} --clients {clients}"
     # Clients have few batches each, and the default rate is one for images and many.
     rate = " --set train.lr=0.1" if len(data.shape) == 1 else ""
-    return [f"fedrpc partition {words}", f"fedrpc run --method fedavg {words} --rounds 20{rate}"]
+    model = find_model(data)
+    option = f" --model {model}" if model else ""
+    lines = [f"fedrpc partition {words}", f"fedrpc run --method fedavg{option} {words} --rounds 20{rate}"]
+    if model == OWN_MODEL:
+        shape = "x".join(map(str, data.shape))
+        lines.insert(1, f"# {OWN_MODEL} is yours to write, as README.md shows: no network of ours takes {shape} values")
+    return lines
+
+
+def find_model(data: DataSet) -> str:
+    """The network to name in a command: "" where there is a default one, OWN_MODEL where none takes such samples."""
+    if len(data.shape) == 1:
+        return ""  # mlp; torch takes seconds to import
+    from fedrpc.models.pairing import choose_default, list_fitting
+
+    try:
+        choose_default(data.shape, data.name)
+    except ConfigError:
+        fitting = list_fitting(data.shape)
+        return next((name for name in MODELS if name in fitting), fitting[0] if fitting else OWN_MODEL)
+    return ""

@@ -13,6 +13,7 @@ from fedrpc.data.importing.material import Converted, Options, Rows, join_names,
 from fedrpc.errors import DataError
 
 MISSING = "(missing)"
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,20 +32,25 @@ class Encoded:
 
 
 def encode_numbers(values: np.ndarray, names: Sequence[str], train: np.ndarray, options: Options) -> Encoded:
-    """Columns of numbers, NaN where one is missing: filled by the training rows' median, constants left out."""
+    """Columns of numbers, NaN where one is missing: filled by the training rows' median, constants left out.
+
+    Of a constant that is missing in some training rows, there is an input that says where.
+    """
     x = np.asarray(values, dtype=np.float64)
-    row, column = _find_infinity(x)
-    require(row < 0, f"column '{names[column]}'", "finite numbers", f"infinity in row {row + 1}", "correct or empty it")
+    _refuse_large(x, names, "")
     missing = np.isnan(x)
     present = ~missing[train].all(axis=0)
     median = np.zeros(x.shape[1])
     median[present] = np.nanmedian(x[train][:, present], axis=0)
     x = np.where(missing, median, x)
-    mean, std = x[train].mean(axis=0), x[train].std(axis=0)
+    mean, std = _measure(x[train])
     varies = present & (x[train].max(axis=0) > x[train].min(axis=0))
+    gaps = present & ~varies & missing[train].any(axis=0)
     if options.standardise:
-        x = (x - mean) / np.where(varies, std, 1.0)
-    columns = [
+        with np.errstate(over="ignore"):  # what overflows is refused
+            x = (x - mean) / np.where(varies, std, 1.0)
+        _refuse_large(x, names, ", in deviations of the training rows")
+    columns: list[dict[str, Any]] = [
         {
             "name": names[at],
             "kind": "number",
@@ -54,19 +60,43 @@ def encode_numbers(values: np.ndarray, names: Sequence[str], train: np.ndarray, 
         }
         for at in np.flatnonzero(varies).tolist()
     ]
+    columns += [{"name": f"{names[at]}={MISSING}", "kind": "category"} for at in np.flatnonzero(gaps).tolist()]
+    notes = _describe(names, missing, varies, gaps)
+    return Encoded(np.concatenate([x[:, varies], missing[:, gaps]], axis=1), columns, notes)
+
+
+def _measure(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of columns, also of those whose squares would be too small for a float."""
+    mean = x.mean(axis=0)
+    spread = np.abs(x - mean).max(axis=0)
+    unit = np.where((spread > 0) & (spread < 1e-100), spread, 1.0)
+    return mean, (x / unit).std(axis=0) * unit
+
+
+def _describe(names: Sequence[str], missing: np.ndarray, varies: np.ndarray, gaps: np.ndarray) -> list[str]:
+    counted = [f"{name} ({count})" for name, count in zip(names, missing.sum(axis=0).tolist(), strict=True)]
     notes = []
-    if filled := [
-        f"{names[at]} ({missing[:, at].sum()})" for at in np.flatnonzero(missing.any(axis=0) & varies).tolist()
-    ]:
+    if filled := [counted[at] for at in np.flatnonzero(missing.any(axis=0) & varies).tolist()]:
         notes.append(f"missing numbers are filled by the training median: {join_names(filled)}")
-    if constant := [names[at] for at in np.flatnonzero(~varies).tolist()]:
+    if only := [counted[at] for at in np.flatnonzero(gaps).tolist()]:
+        notes.append(
+            f"the input is whether it is missing, since all other training rows are the same: {join_names(only)}"
+        )
+    if constant := [names[at] for at in np.flatnonzero(~varies & ~gaps).tolist()]:
         notes.append(f"left out, the same in every training row: {join_names(constant)}")
-    return Encoded(x[:, varies], columns, notes)
+    return notes
 
 
-def _find_infinity(x: np.ndarray) -> tuple[int, int]:
-    found = np.argwhere(np.isinf(x))
-    return (int(found[0, 0]), int(found[0, 1])) if len(found) else (-1, 0)
+def _refuse_large(x: np.ndarray, names: Sequence[str], unit: str) -> None:
+    """Raises DataError for numbers that a float32, in which inputs are stored, cannot hold."""
+    found = np.argwhere(np.abs(x) > LARGEST)
+    if not len(found):
+        return
+    row, column = found[0].tolist()
+    infinite = np.isinf(x[row, column])
+    expected = "finite numbers" if infinite else f"numbers of at most {LARGEST:.1e}"
+    got = f"{'infinity' if infinite else f'{x[row, column]:g}'} in row {row + 1}{unit}"
+    require(False, f"column '{names[column]}'", expected, got, "correct or empty it")
 
 
 def encode_categories(values: np.ndarray, name: str, train: np.ndarray, options: Options) -> Encoded:

@@ -6,7 +6,7 @@ import csv
 import difflib
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from fedrpc.data.importing.columns import (
     encode_words,
     write_columns,
 )
+from fedrpc.data.importing.commas import has_commas, read_commas, refuse_commas
 from fedrpc.data.importing.material import Converted, Material, Options, Rows, join_names, name_classes, require
 from fedrpc.data.layout import Progress
 from fedrpc.errors import ConfigError, DataError
@@ -35,12 +36,25 @@ MOST_CLASSES = 1000
 
 def open_tables(path: Path, options: Options) -> Material:
     """The rows of a file, and of `options.test_path` if it is given."""
-    tables = [read_table(path)]
-    if options.test_path is not None:
-        tables.append(read_table(options.test_path))
-    table = _join(path, tables)
+    tables, commas = [], set()
+    for each in (path, options.test_path):
+        if each is not None:
+            table, found = _read_numbers(each, options)
+            tables.append(table)
+            commas |= {*found}
     in_test = np.repeat([False, True], [len(each) for each in tables]) if len(tables) == 2 else None
-    return describe_table(table, in_test, options, str(path))
+    material = describe_table(_join(path, tables), in_test, options, str(path))
+    note = (f"numbers are read with a decimal comma: {join_names(sorted(commas))}",) if commas else ()
+    return replace(material, notes=(*note, *material.notes))
+
+
+def _read_numbers(path: Path, options: Options) -> tuple[pa.Table, list[str]]:
+    """A file's table, and its columns of numbers with a decimal comma; with commas between columns it has none."""
+    table = read_table(path)
+    if path.suffix.lower() in PARQUET or _sniff(path) == ",":
+        return table, []
+    label = (options.label,) if options.label else [name for name in table.column_names if name.lower() in LABELS]
+    return read_commas(table, {*label, options.group, options.text, *options.drop}, str(path))
 
 
 def read_table(path: Path) -> pa.Table:
@@ -210,6 +224,8 @@ def _find_kind(table: pa.Table, name: str, where: str) -> str:
     )
     values = [str(value) for value in table.column(name).to_pylist() if value is not None]
     _refuse_stray_text(values, name, where)
+    if len(set(values)) > len(values) / 2 and has_commas(values):
+        refuse_commas(next(value for value in values if "," in value), name, where)
     return "names" if len(set(values)) > 32 and len(set(values)) > len(values) / 2 else "category"
 
 
@@ -224,8 +240,9 @@ def _refuse_stray_text(values: Sequence[str], name: str, where: str) -> None:
 
 
 def _is_number(text: str) -> bool:
+    """Whether a text is a number, with a point or a comma."""
     try:
-        float(text)
+        float(text.replace(",", "."))
     except ValueError:
         return False
     return True

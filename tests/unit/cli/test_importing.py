@@ -10,7 +10,10 @@ import pytest
 from rich.console import Console
 
 from fedrpc.cli.importing import import_with_progress, parse_test
+from fedrpc.config import build
+from fedrpc.data.datasets import load
 from fedrpc.errors import ConfigError
+from fedrpc.problem import Problem
 
 
 def bring(path: Path, data_dir: Path | None, **values: object) -> str:
@@ -43,6 +46,37 @@ def test_the_environment_names_the_folder(table: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv("FEDRPC_DATA", str(tmp_path / "all"))
     assert "fedrpc partition --dataset shop --partition dirichlet:0.5 --clients 8\n" in bring(table, None)
     assert (tmp_path / "all" / "shop" / "meta.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "model"),
+    [
+        ((12, 12), np.float64, ""),
+        ((8, 8), np.int64, ""),
+        ((6, 128), np.float32, ""),
+        ((8, 9, 3), np.uint8, " --model zda-cifar"),
+        ((4, 12, 12), np.uint8, " --model zda-cifar"),
+        ((3, 3), np.uint8, " --model audionet"),
+    ],
+)
+def test_the_command_names_a_network_that_takes_the_data(shape, dtype, model: str, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 99, (60, *shape)).astype(dtype)
+    np.savez(tmp_path / "mine.npz", x=x, y=np.arange(60) % 3)
+    command = bring(tmp_path / "mine.npz", tmp_path / "data").split("next:\n")[1].splitlines()[1].split()
+    assert " ".join(command).startswith(f"fedrpc run --method fedavg{model} --dataset mine")
+    options = dict(zip(command[2::2], command[3::2], strict=True))
+    values = {name: options[f"--{name}"] for name in ("method", "dataset", "partition")}
+    values |= {"model": options["--model"]} if model else {}
+    problem = Problem(build({**values, "clients": int(options["--clients"]), "rounds": 20}), tmp_path / "data")
+    data = load("mine", tmp_path / "data")
+    assert problem.copy_network()(data.inputs(data.test.x[:5])).shape == (5, 3)
+
+
+def test_data_that_no_network_takes_needs_an_own_one(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.random.default_rng(0).normal(size=(60, 6, 20)), y=np.arange(60) % 3)
+    lines = bring(tmp_path / "mine.npz", tmp_path / "data").split("next:\n")[1].splitlines()
+    assert lines[1] == "  # net.py is yours to write, as README.md shows: no network of ours takes 6x20 values"
+    assert lines[2].startswith("  fedrpc run --method fedavg --model net.py --dataset mine")
 
 
 def test_slow_steps_have_a_bar(tmp_path: Path) -> None:

@@ -39,10 +39,46 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert not (tmp_path / "fedmine.py").exists()
 
 
-@pytest.mark.parametrize("name", ["Fed", "9fed", "fed mine", "../fed", "class", ""])
+@pytest.mark.parametrize("name", ["Fed", "9fed", "fed mine", "../fed", ""])
 def test_a_name_that_python_would_not_take(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name has lower-case letters, digits"):
         new.model(name, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "word"), [("class", "class"), ("import", "import"), ("none", "None")])
+def test_a_keyword_is_called_one(name: str, word: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"'{word}' is a keyword of Python, which no .* can be named; choose another"):
+        new.model(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("json", "json.py would hide Python's own module 'json' from every program in its folder; choose another name"),
+        ("concurrent", "Python's own module 'concurrent'"),
+        ("torch", "torch.py would hide the installed module 'torch'"),
+        ("fedrpc", "the installed module 'fedrpc'"),
+        ("mine-of-others", "the installed module 'mine_of_others'"),
+    ],
+)
+def test_no_module_is_hidden(name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "mine_of_others.py").write_text("raise AssertionError('it must not be imported')")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    for write in (new.method, new.model):
+        with pytest.raises(ConfigError, match=reason):
+            write(name, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_files_and_folders_beside_it_are_no_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fedfolder").mkdir()
+    (tmp_path / "fedfile.py").write_text("")
+    for name in ("fedfolder", "fedfile"):
+        new.method(name, tmp_path / "new")
+        assert (tmp_path / "new" / f"{name}.py").is_file()
 
 
 def test_a_method_that_is_there_already(tmp_path: Path) -> None:

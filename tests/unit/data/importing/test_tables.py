@@ -150,6 +150,80 @@ def test_other_delimiters_and_parquet_give_the_same(columns, write: Write, bring
     assert np.array_equal(bring(tmp_path / "p.parquet", "parquet", group="person").data.train.x, expected)
 
 
+def with_commas(values: Sequence[Any]) -> list[str]:
+    return [str(value).replace(".", ",") for value in values]
+
+
+def test_decimal_commas_are_read_where_columns_are_separated_otherwise(columns, write: Write, bring: Bring) -> None:
+    columns["tiny"][0] = 3e-07
+    expected = bring(write(columns), "points", group="person").data.train.x
+    columns |= {"age": with_commas(columns["age"]), "tiny": with_commas(columns["tiny"])}
+    for name, delimiter in (("s.csv", ";"), ("t.tsv", "\t")):
+        found = bring(write(columns, name, delimiter), group="person")
+        assert np.array_equal(found.data.train.x, expected)
+        assert found.notes[0] == "numbers are read with a decimal comma: age, tiny"
+    # A test file may have whole numbers where the training file has commas.
+    held = {name: values[:7] for name, values in columns.items()} | {"age": list(range(7))}
+    found = bring(write(columns, "u.csv", ";"), test_path=write(held, "held.csv", ";"))
+    assert (found.data.shape, len(found.data.test)) == ((16,), 7)
+
+
+def test_labels_and_groups_with_commas_are_names(columns, write: Write, bring: Bring) -> None:
+    columns |= {"label": ["1,1", "1,10"] * 30, "person": [f"1,{i // 6}" for i in range(N)]}
+    found = bring(write(columns, "s.csv", ";"), group="person")
+    assert found.data.classes == ("1,1", "1,10")
+    assert read_meta(found)["groups"] == sorted(set(columns["person"]))
+
+
+@pytest.mark.parametrize(
+    ("values", "delimiter", "got"),
+    [
+        (["1,234", "999"] * 30, ";", "1,234"),
+        (["1.234,56", "3,5"] * 30, ";", "1.234,56"),
+        (["0,5", "1.5"] * 30, ";", "0,5"),
+        ([f"0,{i}" for i in range(10, 70)], ",", "0,10"),
+    ],
+)
+def test_commas_that_may_be_something_else_are_refused(
+    values: list[str], delimiter: str, got: str, columns, write: Write, bring: Bring
+) -> None:
+    columns["age"] = values
+    with pytest.raises(
+        DataError, match=rf"column 'age': expected numbers with a point, got '{got}'; write them so, wi"
+    ):
+        bring(write(columns, "mine.csv", delimiter))
+    bring(write(columns, "mine.csv", delimiter), drop=("age",))
+
+
+def test_a_word_among_decimal_commas_is_refused(columns, write: Write, bring: Bring) -> None:
+    columns["age"] = ["unknown", *with_commas(columns["age"][1:])]
+    with pytest.raises(DataError, match="column 'age': expected numbers, as most are, got 'unknown' in 1 rows"):
+        bring(write(columns, "s.csv", ";"))
+
+
+@pytest.mark.parametrize("value", [True, 5, 0.5])
+def test_of_a_constant_with_gaps_the_gaps_are_an_input(value: object, bring: Bring, tmp_path: Path) -> None:
+    flags = {"flag": [value, None] * 30, "label": ["a", "b"] * 30, "other": [None, None, 1] * 20, "same": [4] * N}
+    parquet.write_table(pa.table(flags), tmp_path / "p.parquet")
+    found = bring(tmp_path / "p.parquet")
+    assert read_meta(found)["columns"] == [
+        {"name": "flag=(missing)", "kind": "category"},
+        {"name": "other=(missing)", "kind": "category"},
+    ]
+    assert np.array_equal(found.data.train.x[:, 0], found.data.train.y)
+    assert list(found.notes) == [
+        "inputs: flag, other",
+        "the input is whether it is missing, since all other training rows are the same: flag (30), other (40)",
+        "left out, the same in every training row: same",
+    ]
+
+
+def test_tiny_numbers_are_standardised(columns, write: Write, bring: Bring) -> None:
+    columns["tiny"] = [f"{i + 1}e-200" for i in range(N)]
+    found = bring(write(columns))
+    assert found.data.train.x[:, 1].std() == pytest.approx(1, abs=1e-6)
+
+
 def test_numbers_as_labels_are_in_order(columns, write: Write, bring: Bring) -> None:
     columns["label"] = [(10, 2, 1.0)[i % 3] for i in range(N)]
     assert bring(write(columns)).data.classes == ("1", "2", "10")
@@ -199,6 +273,11 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "column 'age': expected finite numbers, got infinity in row 1; correct or empty",
     ),
     (
+        {"age": [f"{i}e300" for i in range(N)]},
+        {},
+        r"column 'age': expected numbers of at most 3\.4e\+38, got 1e\+300 in row 2; correct or empty it",
+    ),
+    (
         {"when": ["2024-01-02"] * N},
         {},
         r"column 'when': expected numbers, .*, got date32.*; convert it, or --drop 'when'",
@@ -238,6 +317,11 @@ def test_bad_files_are_one_line(columns, write: Write, bring: Bring, tmp_path: P
     refuse("sheet.xlsx", b"PK", r"expected a folder, or a file that ends in .csv .*, got .xlsx; convert it")
     with pytest.raises(DataError, match=r"nowhere.csv: expected a folder or a file, got nothing; check the path"):
         bring(tmp_path / "nowhere.csv")
+    far = write({**columns, "tiny": ["3e35", *columns["tiny"][1:]]}, "far.csv")
+    with pytest.raises(
+        DataError, match=r"'tiny': expected numbers of at .*, got .* in row 61, in deviations of the tra"
+    ):
+        bring(write(columns), test_path=far)
     held = write({name: values for name, values in columns.items() if name != "age"}, "held.csv")
     with pytest.raises(DataError, match=r"expected the same columns in train and test, got only one has age; add them"):
         bring(write(columns), test_path=held)
