@@ -165,24 +165,11 @@ def _measure_need(config: RunConfig, data_dir: Path | None, device: Any) -> int:
     data, settings = problem.load_client_data(largest).train, problem.config.train
     network, order = problem.copy_network().to(device), np.random.default_rng(0)
     if len(data) and settings.epochs:
-        step = _make_private(problem.config, device) if problem.config.privacy.dp_sgd else train
+        step: Callable[..., TrainReport] = train
+        if config.privacy.dp_sgd:  # which holds the gradients of every example of a batch
+            from fedrpc.training.dpsgd import rehearse
+
+            step = rehearse(config.privacy, config.rounds, device)
         draw = 2 * settings.batch_size
         step(network, cross_entropy, data, settings, lr=settings.lr, order=order, device=device, epochs=1, draw=draw)
     return int(torch.cuda.max_memory_reserved(device))
-
-
-def _make_private(config: RunConfig, device: Any) -> Callable[..., TrainReport]:
-    """Trains as a client with DP-SGD, which holds the gradients of every example of a batch."""
-    import torch
-
-    from fedrpc.privacy.mechanisms import Trainings
-    from fedrpc.training.dpsgd import DpSgd
-
-    return DpSgd(
-        config.privacy,
-        Trainings(),
-        num_rounds=config.rounds,
-        noise=torch.Generator(device),
-        sampling=torch.Generator(),
-        afford=lambda *_: None,
-    )

@@ -172,6 +172,12 @@ class DpSgd:
         return all(noise > 0 for noise, _, _ in history)
 
 
+def rehearse(config: PrivacyConfig, num_rounds: int, device: torch.device) -> DpSgd:
+    """A private training that is charged to nobody, for measuring what one takes; its result may not leave."""
+    noise, sampling = torch.Generator(device), torch.Generator()
+    return DpSgd(config, Trainings(), num_rounds=num_rounds, noise=noise, sampling=sampling, afford=lambda *_: None)
+
+
 def _sample_batches(batches: DataLoader[Any], steps: int) -> Iterator[np.ndarray]:
     """`steps` batches of positions; the loader gives those of one epoch at a time."""
     done = 0
