@@ -130,7 +130,11 @@ class Run:
     # What else there is
 
     def model(self) -> nn.Module:
-        """The network with the final weights, on the CPU and in evaluation mode."""
+        """The network with the final weights, on the CPU and in evaluation mode.
+
+        Own code of the run is imported from the copies in its folder, after they were held against their SHA-256.
+        So it is a program: open only models of runs that you trust.
+        """
         from fedrpc.study.model import load_model  # here, since nothing else of a finished run needs torch
 
         with lend_method(self._method, in_process=True):

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedrpc import models
-from fedrpc.config import build, parse_params
+from fedrpc.config import open_run_config, parse_params
 from fedrpc.errors import ConfigError
 from fedrpc.methods import METHODS
 from fedrpc.server.summary import hash_model
@@ -29,8 +29,8 @@ def load_weights(run: Run) -> Tensors:
 
 
 def load_model(run: Run) -> nn.Module:
-    """The network with the final weights, on the CPU and in evaluation mode."""
-    config, weights = build(run.config), load_weights(run)
+    """The network with the final weights, on the CPU and in evaluation mode; own code comes from the run's copies."""
+    config, weights = open_run_config(run.folder), load_weights(run)
     shape = run.partition.get("shape")
     if shape is None:
         raise ConfigError(f"{run.folder}/partition.json has no shape of the inputs: it was written by an older fedrpc")
