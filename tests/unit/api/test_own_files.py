@@ -60,9 +60,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 # A finished run
 
 
-def test_the_model_of_a_run_with_own_files_opens_without_them(folder: Path, tmp_path: Path) -> None:
+def test_the_model_of_a_run_with_own_files_opens_without_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = fedrpc.run("mine.py", model="net.py", out=tmp_path / "run", **SETTINGS)
     owncode.forget_all()
+    monkeypatch.chdir(tmp_path)
     shutil.rmtree(folder)
     network = fedrpc.load(run.folder).model()
     assert network(torch.zeros(1, 1, 28, 28)).shape == (1, 10)
