@@ -56,7 +56,8 @@ def run(
         data_dir: Where data sets are; $FEDRPC_DATA when not given.
         hosts: Run all clients in this many processes; a process for each when not given.
         in_process: Run everything in this process and this thread, without processes and sockets: breakpoints stop
-            here, and exceptions of the method's code come as they are. Same model, same tensor and message bytes.
+            here, and exceptions of the method's code come as they are. Same model, same tensor bytes;
+            messages of the session differ by some bytes, since nobody connects.
         allow_changed_code: Go on although a file of your own was changed since the run began.
         strict: Raise MethodFailed at the end when what the method sent differs from its formula.
         progress: Whether to show progress.

@@ -77,7 +77,7 @@ def show_settings(function: C) -> C:
 
 def read_sources(recipe: str | None, config: StrPath | None) -> list[Table]:
     """The values of a recipe and of a TOML file, if any."""
-    return [read_recipe(recipe) if recipe else {}, read_own_toml(Path(config)) if config else {}]
+    return [read_recipe(recipe) if recipe else {}, read_own_toml(Path(config).expanduser()) if config else {}]
 
 
 def refuse_comparison(layers: Sequence[Table]) -> None:
