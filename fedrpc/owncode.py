@@ -68,6 +68,8 @@ class OwnFile:
 
 
 _loaded: dict[str, OwnFile] = {}  # by name
+_imported: dict[str, set[str]] = {}  # by module: what it imported, also where no import statement says so
+_running: list[str] = []  # the modules whose code has not ended
 _folders: list[Path] = []  # of the files that the user named
 _under_way: list[Path] = []  # the imports of such files that have not ended
 
@@ -94,7 +96,13 @@ class _Loader(importlib.machinery.SourceFileLoader):
         """Runs the file, and registers methods and aggregators that did not do so themselves."""
         code = self.get_code(module.__name__)
         own_modules[_loaded[self.name_of_file].key] = module
-        exec(code, module.__dict__)
+        if _running:
+            _imported.setdefault(_running[-1], set()).add(module.__name__)
+        _running.append(module.__name__)
+        try:
+            exec(code, module.__dict__)
+        finally:
+            _running.pop()
         for registry in (METHODS, AGGREGATORS):
             registry.adopt(module)
 
@@ -169,7 +177,7 @@ def forget_all() -> None:
     for module in [*own_modules.values(), *(sys.modules.get(file.module) for file in _loaded.values())]:
         if module is not None:
             sys.modules.pop(module.__name__, None)
-    for known in (own_modules, _loaded, _folders):
+    for known in (own_modules, _loaded, _imported, _folders):
         known.clear()
 
 
@@ -234,8 +242,21 @@ def list_needed(modules: Iterable[str]) -> dict[str, str]:
         file = left.pop()
         if file.name not in found:
             found[file.name] = file.sha256
-            left += [by_module[module] for module in file.imports if module in by_module]
+            needed = file.imports | _imported.get(file.module, set())
+            left += [each for module in needed if (each := by_module.get(module) or _find_earlier(module))]
     return dict(sorted(found.items()))
+
+
+def _find_earlier(module: str) -> OwnFile | None:
+    """A file beside own ones that the caller's script had imported before them, so that nobody looked for it again."""
+    path = Path(os.path.abspath(getattr(sys.modules.get(module), "__file__", None) or os.devnull))
+    stem = module.replace(".", "/")
+    for folder in _folders:
+        for name in (f"{stem}.py", f"{stem}/__init__.py"):
+            if folder / name == path:
+                _loaded[name] = OwnFile(name, folder / name, module, (folder / name).read_bytes())
+                return _loaded[name]
+    return None
 
 
 def get_content(name: str) -> bytes:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fedrpc.api import frames
+from fedrpc.api.arguments import (
+    StrPath,
+    read_count,
+    read_names,
+    read_optional_path,
+    read_path,
+    read_targets,
+    read_text,
+    refuse,
+    write_grid,
+    write_seeds,
+)
 from fedrpc.api.finished import Run
 from fedrpc.api.markup import draw_table
 from fedrpc.api.progress import ComparisonDisplay, choose_display
-from fedrpc.api.settings import Settings, StrPath, Table, collect_settings, make_path, read_sources, show_settings
+from fedrpc.api.settings import Settings, Table, collect_settings, read_sources, show_settings
 from fedrpc.emulation.conditions import check_links
 from fedrpc.errors import ConfigError
 from fedrpc.launch.apart import launch_apart
@@ -95,7 +107,7 @@ class Comparison:
         """The path of the comparison's page, compare.html, which is written into `out` if it has no folder yet."""
         if self._is_written:
             return self._found.folder / "compare.html"
-        path = make_path(out)
+        path = read_optional_path("out", out)
         if path is None:
             raise ConfigError("these runs were only read, and have no folder for a page: say page(out=...)")
         self._found, self._is_written = dataclasses.replace(self._found, folder=path), True
@@ -145,7 +157,7 @@ def _flatten_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 @show_settings
 def compare(
-    methods: str | Sequence[str] | None = None,
+    methods: StrPath | Sequence[StrPath] | None = None,
     *,
     folders: Sequence[StrPath | Run] = (),
     seeds: str | Sequence[int] | None = None,
@@ -193,31 +205,33 @@ def compare(
         ConfigError: A name, a value or a file is wrong, before anything is started. SomeFailed: every run failed.
     """
     layers = read_sources(recipe, config)
-    named = [methods] if isinstance(methods, str) else list(methods or read_methods(layers))
-    if bool(folders) == bool(named):
-        raise ConfigError(f"expected methods or folders of finished runs, got {'both' if folders else 'neither'}")
-    goals = _make_goals(target, whatif)
-    if folders:
-        return _compare_folders(folders, make_path(out), goals, strict=strict)
-    shape = _write_seeds(seeds), _write_grid(grid or {})
+    named = read_methods(layers) if methods is None else read_names("methods", methods)
+    finished = _read_folders(folders, named)
+    place, goals = read_optional_path("out", out), _make_goals(target, whatif)
+    if finished:
+        return _compare_folders(finished, place, goals, strict=strict)
+    shape = write_seeds(seeds), write_grid(grid or {})
     request = Request(named, baseline, layers, collect_settings(settings), [], *shape)
     plan = plan_runs(request)
-    where = (make_path(out), make_path(data_dir), check_level(log_level), hosts, jobs, allow_changed_code)
+    level, data = check_level(read_text("log_level", log_level)), read_optional_path("data_dir", data_dir)
+    where = (place, data, level, read_count("hosts", hosts), read_count("jobs", jobs), allow_changed_code)
     return _compare_methods(plan, open_workshop(plan, *where), request, goals, strict=strict, progress=progress)
 
 
-def _write_seeds(seeds: str | Sequence[int] | None) -> str:
-    return seeds if isinstance(seeds, str) else ",".join(map(str, seeds or ()))
-
-
-def _write_grid(grid: Mapping[str, Sequence[Any]]) -> list[str]:
-    return [f"{name}={','.join(map(json.dumps, values))}" for name, values in grid.items()]
+def _read_folders(value: Any, methods: Sequence[str]) -> list[Path]:
+    """The folders, of which there are none if and only if there are methods."""
+    if isinstance(value, str | os.PathLike | Run) or not isinstance(value, Iterable):
+        raise refuse("folders", 'several run directories or runs, such as ["runs/a", "runs/b"]', value)
+    found = [each.folder if isinstance(each, Run) else read_path("folders", each) for each in value]
+    if bool(found) == bool(methods):
+        raise ConfigError(f"expected methods or folders of finished runs, got {'both' if found else 'neither'}")
+    return found
 
 
 def _make_goals(target: float | Sequence[float], whatif: str | None) -> study.Goals:
-    if whatif:
-        check_links(whatif)
-    return study.Goals([target] if isinstance(target, int | float) else list(target), link=whatif)
+    if whatif is not None:
+        check_links(read_text("whatif", whatif))
+    return study.Goals(read_targets(target), link=whatif)
 
 
 def _compare_methods(
@@ -278,11 +292,8 @@ class _Hearing:
         self.display.refresh()
 
 
-def _compare_folders(
-    folders: Sequence[StrPath | Run], out: Path | None, goals: study.Goals, *, strict: bool
-) -> Comparison:
-    paths = [each.folder if isinstance(each, Run) else Path(each).expanduser() for each in folders]
-    found = read_folders(paths, out or Path(), goals)
+def _compare_folders(folders: Sequence[Path], out: Path | None, goals: study.Goals, *, strict: bool) -> Comparison:
+    found = read_folders(folders, out or Path(), goals)
     if len(found.runs) + len(found.failures) < 2:
         raise ConfigError("a comparison needs two runs or more; fedrpc.load reads a single one")
     for failure in found.failures:

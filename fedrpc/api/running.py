@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
+from fedrpc.api.arguments import StrPath, read_count, read_method, read_optional_path, read_path, read_text
 from fedrpc.api.finished import Run, lend_method
 from fedrpc.api.progress import choose_watcher
-from fedrpc.api.settings import (
-    Settings,
-    StrPath,
-    collect_settings,
-    make_path,
-    read_sources,
-    refuse_comparison,
-    show_settings,
-)
+from fedrpc.api.settings import Settings, collect_settings, read_sources, refuse_comparison, show_settings
 from fedrpc.config import build, merge
 from fedrpc.launch.apart import launch_apart
 from fedrpc.launch.jobs import is_finished
@@ -30,7 +23,7 @@ from fedrpc.study.reading import read_run
 
 @show_settings
 def run(
-    method: str | type[Method[Any, Any]] | None = None,
+    method: StrPath | type[Method[Any, Any]] | None = None,
     *,
     recipe: str | None = None,
     config: StrPath | None = None,
@@ -74,10 +67,12 @@ def run(
     """
     layers = read_sources(recipe, config)
     refuse_comparison(layers)
-    with lend_method(method, in_process=in_process) as name:
+    chosen = read_method(method)
+    with lend_method(chosen, in_process=in_process) as name:
         values = merge({}, *layers, {"method": name} if name else {}, collect_settings(settings))
-        where = make_path(out), make_path(data_dir), check_level(log_level), hosts, allow_changed_code
-        wanted = open_run(build(values), *where)
+        place, data = read_optional_path("out", out), read_optional_path("data_dir", data_dir)
+        level, count = check_level(read_text("log_level", log_level)), read_count("hosts", hosts)
+        wanted = open_run(build(values), place, data, level, count, allow_changed_code)
         if is_finished(wanted):
             pass
         elif in_process:
@@ -86,7 +81,7 @@ def run(
             _run_apart(wanted, values, progress)
         if strict:
             require_formulas([wanted.out])
-        return Run(read_run(wanted.out), None if isinstance(method, str) else method)
+        return Run(read_run(wanted.out), None if isinstance(chosen, str) else chosen)
 
 
 def _run_here(wanted: LocalRun, progress: bool) -> None:
@@ -138,6 +133,4 @@ def load(folder: StrPath) -> Run:
     Raises:
         ConfigError: There is none, it is not finished, or one of its files was changed since.
     """
-    path = make_path(folder)
-    assert path is not None
-    return Run(read_run(path))
+    return Run(read_run(read_path("folder", folder)))

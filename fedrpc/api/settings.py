@@ -5,15 +5,14 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
+from typing import Any, Literal, TypedDict, TypeVar, get_origin, get_type_hints
 
+from fedrpc.api.arguments import StrPath, read_names, read_path, read_text, refuse
 from fedrpc.config import RunConfig, read_own_toml, read_recipe
 from fedrpc.errors import ConfigError
 from fedrpc.launch.values import collect_options, read_methods
 
 Table = Mapping[str, Any]
-StrPath = str | Path
 C = TypeVar("C", bound=Callable[..., Any])
 
 
@@ -59,7 +58,10 @@ class Settings(TypedDict, total=False):
     epsilon_budget: float | None
     byte_budget: str | int | None
     precision: Literal["fp32", "bf16", "fp16"]
-    import_: Sequence[str | Path]
+    import_: StrPath | Sequence[StrPath]
+
+
+_TABLES = [name for name, hint in get_type_hints(Settings).items() if get_origin(hint) is Mapping]
 
 
 def show_settings(function: C) -> C:
@@ -77,7 +79,10 @@ def show_settings(function: C) -> C:
 
 def read_sources(recipe: str | None, config: StrPath | None) -> list[Table]:
     """The values of a recipe and of a TOML file, if any."""
-    return [read_recipe(recipe) if recipe else {}, read_own_toml(Path(config).expanduser()) if config else {}]
+    return [
+        {} if recipe is None else read_recipe(read_text("recipe", recipe)),
+        {} if config is None else read_own_toml(read_path("config", config)),
+    ]
 
 
 def refuse_comparison(layers: Sequence[Table]) -> None:
@@ -89,15 +94,17 @@ def refuse_comparison(layers: Sequence[Table]) -> None:
 def collect_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that were given, as a layer of values; names that nobody knows stay, for whoever checks them."""
     given = {name: value for name, value in settings.items() if value is not None}
+    for name in _TABLES:
+        if name in given and not isinstance(given[name], Mapping):
+            raise refuse(name, "a mapping from names to values", given[name])
+    if "import_" in given:
+        given["import_"] = read_names("import_", given["import_"])
     private = given.pop("dp_sgd", None)
+    if private is not None and not isinstance(private, str | Mapping):
+        raise refuse("dp_sgd", 'a mapping such as {"noise_multiplier": 1}, or the text of --dp-sgd', private)
     if isinstance(private, Mapping):
         given["privacy"] = {**given.get("privacy", {}), "dp_sgd": dict(private)}
         private = None
     options = defaultdict(lambda: None, given | {"dp_sgd": private})
     known = {*RunConfig.model_fields, *Settings.__annotations__}
     return collect_options(options) | {name: value for name, value in given.items() if name not in known}
-
-
-def make_path(path: StrPath | None) -> Path | None:
-    """A path that may have been given as a string, with its ~ resolved."""
-    return None if path is None else Path(path).expanduser()

@@ -63,7 +63,6 @@ async def _play(run: LocalRun, watcher: Watcher) -> None:
         if not mistake.done():
             mistake.set_exception(error)
 
-    run.state_dir.parent.mkdir(parents=True, exist_ok=True)
     entrance, config = MemoryServer(), run.config.model_copy(update={"parallel": 1})
     options = ServerOptions(
         ADDRESS, run.out, run.data_dir, outlived=False, entrance=entrance, start_threads=CallerThread

@@ -1,7 +1,8 @@
-"""Own files in a program's process: a finished run's copies open there."""
+"""Own files in a program's process: what it imported before is recorded, and a finished run's copies open there."""
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import sys
 from collections.abc import Iterator
@@ -53,8 +54,41 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(folder)
     yield folder
     owncode.forget_all()
-    for name in ("our_helper", "mine", "net"):
+    for name in ("our_helper", "our_library", "mine", "net"):
         sys.modules.pop(name, None)
+
+
+# What is recorded
+
+
+@pytest.mark.parametrize("was_imported", [False, True])
+def test_a_change_is_noticed_of_what_the_script_had_imported_before(folder: Path, was_imported: bool) -> None:
+    if was_imported:
+        importlib.import_module("our_helper")
+    first = fedrpc.run("mine.py", **SETTINGS)
+    assert [*first.config["code"]] == ["mine.py", "our_helper.py"]
+    (folder / "our_helper.py").write_text(HELPER.format(word="second"))
+    second = fedrpc.run("mine.py", **SETTINGS)
+    assert second.folder != first.folder
+    assert (second.folder / "code" / "our_helper.py").read_text() == HELPER.format(word="second")
+    assert second.model().second
+
+
+def test_what_is_imported_without_a_statement_is_recorded(folder: Path) -> None:
+    late = METHOD.format(helper="our_helper").replace(
+        "import our_helper", "import importlib; our_helper = importlib.import_module('our_helper')"
+    )
+    (folder / "mine.py").write_text(late)
+    assert [*fedrpc.run("mine.py", **SETTINGS).config["code"]] == ["mine.py", "our_helper.py"]
+
+
+def test_an_installed_module_below_the_folder_is_not_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = folder / "lib"
+    installed.mkdir()
+    (installed / "our_library.py").write_text("")
+    monkeypatch.syspath_prepend(installed)
+    (folder / "mine.py").write_text("import our_library\n" + METHOD.format(helper="our_helper"))
+    assert [*fedrpc.run("mine.py", **SETTINGS).config["code"]] == ["mine.py", "our_helper.py"]
 
 
 # A finished run

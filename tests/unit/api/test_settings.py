@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedrpc
+from fedrpc.api.arguments import read_count, read_targets, write_grid, write_seeds
 from fedrpc.api.settings import Settings, collect_settings
 from fedrpc.config import RunConfig, build
 from fedrpc.errors import ConfigError, UnknownName
+from tests.fakes import SMALL
 
 OPTIONS = {
     "dp_sgd",
@@ -57,6 +60,32 @@ def test_options_and_tables_come_to_the_same_configuration(settings: dict[str, A
         (lambda: fedrpc.run(recipe="demo"), r"this is a comparison of .*fedrpc\.compare"),
         (lambda: fedrpc.run(log_level="loud"), "unknown log level 'loud'"),
         (lambda: fedrpc.load("no-such-folder"), "no run at no-such-folder"),
+        (lambda: fedrpc.load(None), "folder: expected a path, got None"),
+        (lambda: fedrpc.run(3), "method: expected a method's name, the path of its file, or a class that derives"),
+        (lambda: fedrpc.run(int, in_process=True), "method: expected .* got <class 'int'>"),
+        (lambda: fedrpc.run(out=3), "out: expected a path, got 3"),
+        (lambda: fedrpc.run(data_dir=3), "data_dir: expected a path, got 3"),
+        (lambda: fedrpc.run(recipe=3), "recipe: expected a string, got 3"),
+        (lambda: fedrpc.run(config=3), "config: expected a path, got 3"),
+        (lambda: fedrpc.run(log_level=3), "log_level: expected a string, got 3"),
+        (lambda: fedrpc.run(hosts=0), "hosts: expected a whole number of 1 or more, got 0"),
+        (lambda: fedrpc.run(hosts="2x"), "hosts: expected a whole number of 1 or more, got '2x'"),
+        (lambda: fedrpc.run(import_=3), "import_: expected names, or paths of files, in a list, got 3"),
+        (lambda: fedrpc.run(dp_sgd=3), "dp_sgd: expected a mapping such as .* got 3"),
+        (lambda: fedrpc.run(privacy=3, dp_sgd={}), "privacy: expected a mapping from names to values, got 3"),
+        (lambda: fedrpc.run(train=3, precision="bf16"), "train: expected a mapping from names to values, got 3"),
+        (lambda: fedrpc.compare(3), "methods: expected names, or paths of files, in a list, got 3"),
+        (lambda: fedrpc.compare("fedavg", jobs=0), "jobs: expected a whole number of 1 or more, got 0"),
+        (lambda: fedrpc.compare("fedavg", seeds=3), "seeds: expected whole numbers such as range"),
+        (lambda: fedrpc.compare("fedavg", seeds=[0.5]), "seeds: expected whole numbers such as range"),
+        (lambda: fedrpc.compare("fedprox", grid={"params.mu": 0.1}), "grid: expected a mapping from settings to lists"),
+        (lambda: fedrpc.compare("fedprox", grid=["params.mu"]), "grid: expected a mapping from settings to lists"),
+        (lambda: fedrpc.compare("fedavg", target="x"), "target: expected an accuracy in percent, or a list of them"),
+        (lambda: fedrpc.compare("fedavg", whatif=3), "whatif: expected a string, got 3"),
+        (
+            lambda: fedrpc.compare(folders="runs/a"),
+            "folders: expected several run directories.* got 'runs/a'",
+        ),
         (lambda: fedrpc.compare(), "expected methods or folders of finished runs, got neither"),
         (lambda: fedrpc.compare("flea", folders=["a"]), "got both"),
         (lambda: fedrpc.compare("flea", whatif="5gg"), "5gg"),
@@ -84,3 +113,16 @@ def test_importing_fedrpc_imports_nothing_heavy() -> None:
     source = f"import fedrpc, sys; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert write_seeds(np.arange(3)) == "0,1,2"
+    assert write_grid({"train.lr": np.array([0.5, 1.0])}) == ["train.lr=0.5,1.0"]
+    assert read_count("hosts", np.int64(2)) == 2
+    assert read_targets(np.float32(50)) == [50.0]
+
+
+def test_a_folder_that_is_a_file_is_told_in_one_process_too(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot write .*file: File exists; choose another --out"):
+        fedrpc.run("fedavg", out=tmp_path / "file", in_process=True, progress=False, **SMALL)
