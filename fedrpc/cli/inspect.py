@@ -17,6 +17,10 @@ Group = Annotated[
         "(class/GROUP_file)."
     ),
 ]
+Signals = Annotated[
+    bool | None,
+    typer.Option("--signals/--images", help="What arrays (n, a, b) in an .npz file are, if not what the result says."),
+]
 Test = Annotated[
     str | None,
     typer.Option(
@@ -112,6 +116,7 @@ def import_data(
     grey: Annotated[
         bool | None, typer.Option("--grey/--colour", help="Convert images; when not given, they stay as they are.")
     ] = None,
+    signals: Signals = None,
     seconds: Annotated[
         float, typer.Option(min=0.1, max=60, help="Seconds to which each sound is cut or filled.")
     ] = 4.0,
@@ -143,6 +148,6 @@ def import_data(
         "max_categories": max_categories,
         "seed": seed,
     }
-    values |= {"text": text, "max_words": max_words}
-    values |= {"size": size, "grey": grey, "seconds": seconds, "rate": rate, "standardise": standardise}
+    values |= {"text": text, "max_words": max_words, "seconds": seconds, "rate": rate}
+    values |= {"size": size, "grey": grey, "signals": signals, "standardise": standardise}
     import_with_progress(path, name, data_dir, values | parse_test(test), console, force=force, licence=licence)

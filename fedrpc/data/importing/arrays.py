@@ -37,7 +37,7 @@ def open_npz(path: Path, options: Options) -> Material:
     assert y is not None, "a half has y"
     in_test = np.repeat([False, True], [len(part["y"]) for part in used]) if len(used) == 2 else None
     labels, classes = name_classes(y)
-    images, shaped = arrange(x)
+    images, shaped = arrange(x, options.signals)
     what = f"{len(y):,} arrays of {'x'.join(map(str, x.shape[1:]))} {x.dtype}"
     convert = functools.partial(_write, images, options)
     return Material(what, labels, classes, group, in_test, convert, (*notes, *shaped))
@@ -154,21 +154,26 @@ def _join(path: Path, parts: Sequence[np.ndarray], key: str) -> np.ndarray | Non
     return np.concatenate(parts) if parts else None
 
 
-def arrange(x: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+def arrange(x: np.ndarray, signals: bool | None = None) -> tuple[np.ndarray, tuple[str, ...]]:
     """The samples with channels first, and a note of what they are taken for where their shape leaves that open.
 
-    (n, h, w) are grey images if they are uint8 or their sides are equal, else signals (n, channels, time steps);
     (n, h, w, 1 or 3) are images with channels last.
+
+    Args:
+        signals: Whether (n, a, b) are signals of a channels and b time steps; when it is None, they are grey images if
+            they are uint8 or their sides are equal, else signals.
     """
     sides = "x".join(map(str, x.shape[1:]))
+    if x.ndim == 3 and signals is not None:
+        return (x if signals else x[:, None]), ()
     if x.ndim == 3 and x.dtype == np.uint8:
         return x[:, None], ()
     if x.ndim == 3 and x.shape[1] == x.shape[2]:
-        return x[:, None], (f"samples of {sides} are taken for grey images, since both sides are equal",)
+        return x[:, None], (f"samples of {sides} are taken for grey images, since both sides are equal (--signals)",)
     if x.ndim == 3:
         channels, steps = x.shape[1:]
         what = f"signals of {channels} channels and {steps} time steps"
-        return x, (f"samples of {sides} are taken for {what}; grey images have the shape (n, 1, height, width)",)
+        return x, (f"samples of {sides} are taken for {what} (--images)",)
     if x.ndim != 4 or x.shape[1] in IMAGE_CHANNELS:
         return x, ()
     if x.shape[3] in IMAGE_CHANNELS:

@@ -34,6 +34,7 @@ class Options:
         seed: Decides who is tested.
         size: The side of images, in pixels.
         grey: Whether images become grey.
+        signals: Whether arrays (n, a, b) are signals of a channels, or grey images.
         standardise: Whether inputs get zero mean and unit deviation over the training examples.
         seconds: The length of a sound.
         rate: The rate to which sounds are resampled, in Hz.
@@ -50,6 +51,7 @@ class Options:
     seed: int = 0
     size: int | None = None
     grey: bool | None = None
+    signals: bool | None = None
     standardise: bool = True
     seconds: float = SECONDS
     rate: int = RATE

@@ -84,16 +84,22 @@ def test_numbers_with_equal_sides_are_grey_images(dtype: type, bring: Bring) -> 
     found = bring({"images": x, "target": Y, "x_test": x[:6], "y_test": Y[:6]})
     assert (found.data.shape, found.data.train.x.dtype) == ((1, 8, 8), np.float32)
     assert np.array_equal(found.data.train.x[:, 0], x)
-    assert found.notes == ("samples of 8x8 are taken for grey images, since both sides are equal",)
+    assert found.notes == ("samples of 8x8 are taken for grey images, since both sides are equal (--signals)",)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (6, 12)])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_a_person_decides_between_signals_and_images(shape: tuple[int, int], dtype: type, bring: Bring) -> None:
+    x = RNG.integers(0, 17, (30, *shape)).astype(dtype)
+    for signals, expected in ((True, shape), (False, (1, *shape))):
+        found = bring({"x": x, "y": Y}, signals=signals)
+        assert (found.data.shape, found.notes) == (expected, ())
 
 
 def test_numbers_with_other_sides_are_signals(bring: Bring) -> None:
     found = bring({"x": RNG.normal(size=(30, 6, 128)), "y": Y})
     assert found.data.shape == (6, 128)
-    assert found.notes == (
-        "samples of 6x128 are taken for signals of 6 channels and 128 time steps; grey images have the shape "
-        "(n, 1, height, width)",
-    )
+    assert found.notes == ("samples of 6x128 are taken for signals of 6 channels and 128 time steps (--images)",)
     found = bring({"x": RNG.normal(size=(30, 1, 6, 12)), "y": Y})
     assert (found.data.shape, found.notes) == ((1, 6, 12), ())
 
