@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from fedrpc.errors import DiskFull, FedrpcError
 
 _PR_SET_PDEATHSIG = 1
-_M_MMAP_THRESHOLD = -3  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEEPING = threading.Lock()
 _keepers = 0  # how many threads are within `keeping_freed_memory`
 # Silences gRPC's own lines on standard error beside our one clear line; read when gRPC is first used.
@@ -88,14 +88,20 @@ def return_freed_memory() -> None:
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        libc.mallopt(_M_MMAP_THRESHOLD, 4 << 20)
+        _set_malloc(libc, mmap=4 << 20, trim=128 << 10)  # the second is glibc's own
+
+
+def _set_malloc(libc: ctypes.CDLL, *, mmap: int, trim: int) -> None:
+    libc.mallopt(_M_MMAP_THRESHOLD, mmap)
+    libc.mallopt(_M_TRIM_THRESHOLD, trim)
 
 
 @contextlib.contextmanager
 def keeping_freed_memory() -> Iterator[None]:
     """Suspends `return_freed_memory` for work that takes and frees the same large blocks again and again.
 
-    Otherwise every activation of an evaluation needs fresh pages from the system: half of the server's CPU time.
+    Otherwise every activation of an evaluation needs fresh pages from the system: half of the server's CPU time. Free
+    memory at the end of an arena stays, too, which glibc would return after every batch.
     The setting is the whole process's, so of several threads at such work the last one to end takes it back.
     """
     global _keepers
@@ -105,7 +111,7 @@ def keeping_freed_memory() -> Iterator[None]:
         return
     with _KEEPING:
         _keepers += 1
-        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that glibc takes
+        _set_malloc(libc, mmap=32 << 20, trim=1 << 30)  # the first is the most that glibc takes
     try:
         yield
     finally:
