@@ -12,7 +12,7 @@ from fedrpc.errors import ConfigError, UnknownName
 from fedrpc.owncode import FOLDER, OwnFile, import_copies, import_file, list_needed, show_path
 from fedrpc.registry import METHODS, MODELS, own_modules
 
-_SPEC = re.compile(r"(?P<path>.+\.py)(?::(?P<name>\w+))?", re.DOTALL)
+_SPEC = re.compile(r"(?P<path>[^\0]+\.py)(?::(?P<name>\w+))?", re.DOTALL)
 CODE_DIR = "code_dir"  # in values: where the copies of the files in `code` are
 
 

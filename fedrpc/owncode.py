@@ -147,7 +147,7 @@ def import_file(path: Path) -> OwnFile:
         ConfigError: There is no such file, or its code does not run: one line with file and line.
     """
     path = Path(os.path.abspath(path.expanduser()))
-    if not path.is_file() or path.suffix != ".py":
+    if path.suffix != ".py" or not os.path.isfile(path):  # which, unlike pathlib, also answers for names that cannot be
         raise ConfigError(f"no Python file at {show_path(path)}; check the path, which is relative to {Path.cwd()}")
     known = _loaded.get(path.name)
     if known is not None and _is_fresh(known, path.parent):
@@ -249,13 +249,16 @@ def list_needed(modules: Iterable[str]) -> dict[str, str]:
 
 def _find_earlier(module: str) -> OwnFile | None:
     """A file beside own ones that the caller's script had imported before them, so that nobody looked for it again."""
-    path = Path(os.path.abspath(getattr(sys.modules.get(module), "__file__", None) or os.devnull))
+    origin = getattr(sys.modules.get(module), "__file__", None)
+    if origin is None or module.partition(".")[0] == __package__:  # a clone of fedrpc has it beside own files
+        return None
     stem = module.replace(".", "/")
     for folder in _folders:
         for name in (f"{stem}.py", f"{stem}/__init__.py"):
-            if folder / name == path:
-                _loaded[name] = OwnFile(name, folder / name, module, (folder / name).read_bytes())
-                return _loaded[name]
+            if os.path.realpath(folder / name) == os.path.realpath(origin):
+                with contextlib.suppress(OSError):  # it was removed since
+                    _loaded.setdefault(name, OwnFile(name, folder / name, module, (folder / name).read_bytes()))
+                    return _loaded[name]
     return None
 
 

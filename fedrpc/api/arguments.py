@@ -6,6 +6,7 @@ Each raises ConfigError, which names the argument.
 from __future__ import annotations
 
 import json
+import math
 import operator
 import os
 from collections.abc import Iterable, Mapping
@@ -16,18 +17,24 @@ from fedrpc.errors import ConfigError
 from fedrpc.methods.method import Method
 
 StrPath = str | Path
+_SHOWN = 80  # characters of a wrong value in a message
 
 
 def refuse(name: str, expected: str, got: object) -> ConfigError:
-    """The error for an argument that cannot be read."""
-    return ConfigError(f"{name}: expected {expected}, got {got!r}")
+    """The error for an argument that cannot be read, in one line."""
+    shown = " ".join(repr(got).split())
+    return ConfigError(f"{name}: expected {expected}, got {shown if len(shown) <= _SHOWN else f'{shown[:_SHOWN]}...'}")
 
 
 def read_path(name: str, value: Any) -> Path:
     """A path, with its ~ resolved."""
-    if not isinstance(value, str | os.PathLike):
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or "\0" in text:
         raise refuse(name, "a path", value)
-    return Path(value).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise refuse(name, "a path in the folder of a user of this machine", value) from None
 
 
 def read_optional_path(name: str, value: Any) -> Path | None:
@@ -62,8 +69,9 @@ def read_method(value: Any) -> str | type[Method[Any, Any]] | None:
     if isinstance(value, type) and issubclass(value, Method) and isinstance(getattr(value, "name", None), str):
         return value
     if isinstance(value, os.PathLike):
-        return str(value)
-    raise refuse("method", "a method's name, the path of its file, or a class that derives from Method", value)
+        return str(read_path("method", value))
+    expected = "a method's name, the path of its file, or a class that derives from Method and has a name"
+    raise refuse("method", expected, value)
 
 
 def read_names(name: str, value: Any) -> list[str]:
@@ -80,10 +88,13 @@ def write_seeds(value: Any) -> str:
     """Seeds as the command line has them."""
     if value is None or isinstance(value, str):
         return value or ""
+    expected = 'whole numbers such as range(5), [0, 3, 7] or "0-4"'
+    if isinstance(value, bytes):
+        raise refuse("seeds", expected, value)
     try:
         return ",".join(str(operator.index(each)) for each in value)
     except TypeError:
-        raise refuse("seeds", 'whole numbers such as range(5), [0, 3, 7] or "0-4"', value) from None
+        raise refuse("seeds", expected, value) from None
 
 
 def write_grid(value: Any) -> list[str]:
@@ -93,7 +104,7 @@ def write_grid(value: Any) -> list[str]:
         raise refuse("grid", expected, value)
     try:
         return [f"{key}={','.join(json.dumps(each) for each in _list_values(axis))}" for key, axis in value.items()]
-    except TypeError:
+    except (TypeError, ValueError):  # not a list, or of values that no setting has
         raise refuse("grid", expected, value) from None
 
 
@@ -108,6 +119,9 @@ def read_targets(value: Any) -> list[float]:
     """One or several accuracies."""
     found = value if isinstance(value, Iterable) and not isinstance(value, str) else [value]
     try:
-        return [float(operator.pos(each)) for each in found]  # a string has no sign
-    except TypeError:
-        raise refuse("target", "an accuracy in percent, or a list of them", value) from None
+        targets = [float(operator.pos(each)) for each in found]  # a string has no sign
+    except (TypeError, ValueError, OverflowError):
+        targets = [math.nan]
+    if not all(0 <= target <= 100 for target in targets):
+        raise refuse("target", "an accuracy in percent, or a list of them", value)
+    return targets

@@ -159,7 +159,7 @@ def _flatten_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
 def compare(
     methods: StrPath | Sequence[StrPath] | None = None,
     *,
-    folders: Sequence[StrPath | Run] = (),
+    folders: Iterable[StrPath | Run] | None = None,
     seeds: str | Sequence[int] | None = None,
     grid: Mapping[str, Sequence[Any]] | None = None,
     target: float | Sequence[float] = (),
@@ -183,7 +183,7 @@ def compare(
 
     Args:
         methods: Their names, or "all".
-        folders: Finished runs or comparisons to hold side by side; nothing is run.
+        folders: Finished runs, or folders of runs and comparisons, to hold side by side; nothing is run.
         seeds: Run every method with each of these: range(5), [0, 3, 7] or "0-4".
         grid: Run with each of these values of a setting, in every combination: {"params.mu": [0.1, 1]}.
         target: Accuracies in percent: `values` then tells what they cost in rounds, bytes and seconds.
@@ -205,12 +205,12 @@ def compare(
         ConfigError: A name, a value or a file is wrong, before anything is started. SomeFailed: every run failed.
     """
     layers = read_sources(recipe, config)
-    named = read_methods(layers) if methods is None else read_names("methods", methods)
+    named = read_names("methods", () if methods is None else methods) or read_methods(layers)
     finished = _read_folders(folders, named)
     place, goals = read_optional_path("out", out), _make_goals(target, whatif)
     if finished:
         return _compare_folders(finished, place, goals, strict=strict)
-    shape = write_seeds(seeds), write_grid(grid or {})
+    shape = write_seeds(seeds), write_grid({} if grid is None else grid)
     request = Request(named, baseline, layers, collect_settings(settings), [], *shape)
     plan = plan_runs(request)
     level, data = check_level(read_text("log_level", log_level)), read_optional_path("data_dir", data_dir)
@@ -220,9 +220,12 @@ def compare(
 
 def _read_folders(value: Any, methods: Sequence[str]) -> list[Path]:
     """The folders, of which there are none if and only if there are methods."""
-    if isinstance(value, str | os.PathLike | Run) or not isinstance(value, Iterable):
+    if isinstance(value, str | os.PathLike | Run | Comparison) or not isinstance(value, Iterable | None):
         raise refuse("folders", 'several run directories or runs, such as ["runs/a", "runs/b"]', value)
-    found = [each.folder if isinstance(each, Run) else read_path("folders", each) for each in value]
+    found = [
+        each.folder if isinstance(each, Run) else read_path("folders", each)
+        for each in (() if value is None else value)
+    ]
     if bool(found) == bool(methods):
         raise ConfigError(f"expected methods or folders of finished runs, got {'both' if found else 'neither'}")
     return found

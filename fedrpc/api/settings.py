@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar, get_origin, get_type_hints
@@ -97,6 +98,7 @@ def collect_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name in _TABLES:
         if name in given and not isinstance(given[name], Mapping):
             raise refuse(name, "a mapping from names to values", given[name])
+    given = _make_plain(given)
     if "import_" in given:
         given["import_"] = read_names("import_", given["import_"])
     private = given.pop("dp_sgd", None)
@@ -108,3 +110,10 @@ def collect_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     options = defaultdict(lambda: None, given | {"dp_sgd": private})
     known = {*RunConfig.model_fields, *Settings.__annotations__}
     return collect_options(options) | {name: value for name, value in given.items() if name not in known}
+
+
+def _make_plain(value: Any) -> Any:
+    """Mappings of any type as dictionaries, and paths as strings: what another process can be sent."""
+    if isinstance(value, Mapping):
+        return {name: _make_plain(each) for name, each in value.items()}
+    return os.fspath(value) if isinstance(value, os.PathLike) else value

@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(folder)
     yield folder
     owncode.forget_all()
-    for name in ("our_helper", "our_library", "mine", "net"):
+    for name in ("our_helper", "our_library", "mine", "second", "net"):
         sys.modules.pop(name, None)
 
 
@@ -89,6 +89,26 @@ def test_an_installed_module_below_the_folder_is_not_recorded(folder: Path, monk
     monkeypatch.syspath_prepend(installed)
     (folder / "mine.py").write_text("import our_library\n" + METHOD.format(helper="our_helper"))
     assert [*fedrpc.run("mine.py", **SETTINGS).config["code"]] == ["mine.py", "our_helper.py"]
+
+
+def test_fedrpc_itself_is_not_recorded_where_own_files_are_in_a_clone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clone = Path(fedrpc.__file__).parents[1]
+    monkeypatch.setattr(owncode, "_folders", [clone])
+    (folder / "mine.py").write_text("import fedrpc.config\n" + METHOD.format(helper="our_helper"))
+    assert [*fedrpc.run("mine.py", **SETTINGS).config["code"]] == ["mine.py", "our_helper.py"]
+
+
+def test_a_file_that_the_script_imported_and_another_file_needs_stays_one_file(folder: Path) -> None:
+    importlib.import_module("mine")
+    (folder / "second.py").write_text(
+        "from mine import Mine\nclass Second(Mine):\n    'Another.'\n    name = 'second'\n"
+    )
+    assert [*fedrpc.run("mine.py", **SETTINGS).config["code"]] == ["mine.py", "our_helper.py"]
+    code = fedrpc.run("second.py", **SETTINGS).config["code"]
+    assert [*code] == ["mine.py", "our_helper.py", "second.py"]
+    assert [*fedrpc.run("mine.py", **SETTINGS | {"seed": 1}).config["code"]] == ["mine.py", "our_helper.py"]
 
 
 # A finished run

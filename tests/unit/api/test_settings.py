@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import json
 import subprocess
 import sys
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -45,10 +47,13 @@ def test_every_setting_can_be_given() -> None:
         ),
         ({"byte_budget": "1MB", "limits": {"quorum": 1}}, {"limits": {"quorum": 1, "byte_budget": 10**6}}),
         ({"speed": 0.5, "seed": None}, {"speed": "0.5"}),
+        ({"train": MappingProxyType({"lr": 0.5})}, {"train": {"lr": 0.5}}),
     ],
 )
 def test_options_and_tables_come_to_the_same_configuration(settings: dict[str, Any], same: dict[str, Any]) -> None:
-    assert build(collect_settings(settings)) == build(same)
+    found = collect_settings(settings)
+    assert json.loads(json.dumps(found)) == found, "the process of the run is sent this"
+    assert build(found) == build(same)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +91,21 @@ def test_options_and_tables_come_to_the_same_configuration(settings: dict[str, A
             lambda: fedrpc.compare(folders="runs/a"),
             "folders: expected several run directories.* got 'runs/a'",
         ),
+        (lambda: fedrpc.load(b"runs"), "folder: expected a path, got b'runs'"),
+        (lambda: fedrpc.run(out="a\0b"), "out: expected a path"),
+        (lambda: fedrpc.run(out="~nosuchuser/x"), "out: expected a path in the folder of a user of this machine"),
+        (lambda: fedrpc.run("a\0.py"), "unknown method"),
+        (lambda: fedrpc.run("a" * 5000 + ".py"), "no Python file at"),
+        (lambda: fedrpc.run(hosts=np.arange(500)), r"hosts: expected a whole number of 1 or more, got array.*\.\.\.$"),
+        (lambda: fedrpc.compare("fedavg", seeds=b"01"), "seeds: expected whole numbers"),
+        (lambda: fedrpc.compare("fedavg", seeds=np.zeros((2, 2), int)), "seeds: expected whole numbers"),
+        (lambda: fedrpc.compare("fedprox", grid={"params.mu": np.ones((2, 2))}), "grid: expected a mapping"),
+        (lambda: fedrpc.compare("fedavg", target=10**400), "target: expected an accuracy in percent"),
+        (lambda: fedrpc.compare("fedavg", target=[50, 101]), "target: expected an accuracy in percent"),
         (lambda: fedrpc.compare(), "expected methods or folders of finished runs, got neither"),
         (lambda: fedrpc.compare("flea", folders=["a"]), "got both"),
+        (lambda: fedrpc.compare("fleaa", folders=None), "Did you mean 'flea'?"),
+        (lambda: fedrpc.compare([], recipe="demo", rounds=-1), "rounds: input should be"),
         (lambda: fedrpc.compare("flea", whatif="5gg"), "5gg"),
         (lambda: fedrpc.compare(["fleaa"]), "Did you mean 'flea'?"),
         (lambda: fedrpc.compare("fedprox", grid={"params.mux": [1]}), "params.mux"),
