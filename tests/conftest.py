@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,9 @@ import structlog
 import torch
 from hypothesis import settings
 
+# Tests that are started in the background of a shell have it ignored, and so would the processes that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)
 settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("ci")

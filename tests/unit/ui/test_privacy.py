@@ -129,13 +129,12 @@ def test_once_there_is_no_guarantee_later_rounds_are_not_read(rows: Path) -> Non
 
 
 ASKING = """
-import os, signal, sys, time
+import os, sys, time
 from pathlib import Path
 from fedrpc.process import end_process
 from fedrpc.ui import privacy
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background has it ignored
     found = privacy.Spending(Path(sys.argv[1]))
     found.refresh()
     while found.ask_epsilon(1e-5) is None:
