@@ -53,6 +53,7 @@ _ABORT_S = 5.0
 _SPARE_CALLS, _CALLS_S = 100, 5.0
 _SPARE_STREAMS = 16
 _HEALTH_CONNECTIONS = 32  # on a port of its own; a probe has one
+_CALLS_END_S = 2.0  # they are over when a server has stopped, but for a handler that is slow to clean up
 # Joins of one client: over and over again over new connections, too.
 _JOINS, _JOINS_S = 300, 2.0
 OPTIONS = [
@@ -342,6 +343,16 @@ def _bind(server: grpc.aio.Server, address: str, creds: grpc.ServerCredentials |
     return port
 
 
+async def _let_calls_end() -> None:
+    """Waits for what grpc still has to do for calls that a stopped server has ended.
+
+    grpc prints a traceback if the loop's end cancels a call's task between the end of its handler and its own.
+    """
+    calls = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == "_schedule_rpc_coro"]
+    if calls:
+        await asyncio.wait(calls, timeout=_CALLS_END_S)
+
+
 class Health:
     """The standard health service: "" is SERVING while the process lives, the service's name while clients can join.
 
@@ -378,6 +389,7 @@ class Health:
         """Closes the health port, if there is one."""
         if self._own:
             await self._own.stop(0)
+            await _let_calls_end()
 
 
 class GrpcServer:
@@ -427,3 +439,4 @@ class GrpcServer:
         with contextlib.suppress(Exception):
             await self._health.set_status(alive=False, ready=False)
         await self._server.stop(grace_s)
+        await _let_calls_end()

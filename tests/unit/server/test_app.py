@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import AsyncMock
 
 import grpc
@@ -76,3 +76,40 @@ async def test_a_client_whose_stream_breaks_in_the_first_write_is_told_so(
             await server.stop(0)
             await hub.close()
     assert code == grpc.StatusCode.DATA_LOSS
+
+
+class SlowToEnd(grpc.GenericRpcHandler):
+    """Serves a call that is slow to clean up after itself."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+
+    def build_handlers(self) -> grpc.GenericRpcHandler:
+        return self
+
+    def service(self, _: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(self._wait)
+
+    async def _wait(self, _: bytes, __: object) -> None:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.2)
+
+
+@asynchronous
+async def test_nothing_is_left_of_a_call_when_the_server_has_stopped() -> None:
+    """The loop's end would cancel it, and grpc prints a traceback if that comes just after its handler's end."""
+    handlers = SlowToEnd()
+    server = app.GrpcServer(
+        "127.0.0.1:0", None, False, app.Health(), num_clients=1, max_connections=4, reflection=False
+    )
+    await server.start(cast(Any, handlers))
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = channel.unary_unary("/any/method")(b"")
+        await handlers.begun.wait()
+        await server.stop(0)
+        assert not [task for task in asyncio.all_tasks() if "_cygrpc/aio/server" in repr(task)]
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call
