@@ -13,7 +13,7 @@ from rich.text import Text
 from fedrpc import log
 from fedrpc.launch.pace import Pace
 from fedrpc.launch.plan import Planned
-from fedrpc.launch.progress import LogWatcher
+from fedrpc.launch.progress import LINE_EVERY_S, LogWatcher, describe_step
 from fedrpc.registry import METHODS
 from fedrpc.report.comparison_words import RAW
 from fedrpc.report.table import format_size
@@ -21,7 +21,6 @@ from fedrpc.report.words import format_duration
 
 _WARNINGS = ("failed", "refused")
 _OVER = (*_WARNINGS, "finished_already")
-LINE_EVERY_S = 60.0  # between two lines of a log that say how far all runs are
 
 
 def _list_places(runs: Sequence[Planned]) -> dict[str, str]:
@@ -32,8 +31,8 @@ def _list_places(runs: Sequence[Planned]) -> dict[str, str]:
 class _RunLog(LogWatcher):
     """Logs what happens in one run of several: a line to read begins with the run's name."""
 
-    def __init__(self, run: Planned) -> None:
-        super().__init__(run.config.rounds)
+    def __init__(self, run: Planned, now: Callable[[], float]) -> None:
+        super().__init__(run.config.rounds, now)
         self._label = run.label
 
     def _say(self, name: str, describe: Callable[[dict[str, Any]], str], values: dict[str, Any]) -> None:
@@ -48,8 +47,8 @@ class LogDisplay:
     """
 
     def __init__(self, runs: Sequence[Planned], jobs: int = 1, now: Callable[[], float] = time.monotonic) -> None:
-        self._places, self._pace = _list_places(runs), Pace(runs, jobs)
-        self._watchers = {run.label: _RunLog(run) for run in runs}
+        self._places, self._pace = _list_places(runs), Pace(runs, jobs, now)
+        self._watchers = {run.label: _RunLog(run, now) for run in runs}
         self._now, self._told_at = now, now()
 
     def announce(self, run: Planned, event: str, **values: Any) -> None:
@@ -148,10 +147,13 @@ class LiveDisplay:
             accuracy = values.get("accuracy")
             self._bars.update(
                 task,
+                description=run.label,
                 completed=values["round"] + 1,
                 accuracy=f"{accuracy:.2f} %" if accuracy is not None else "",
                 traffic=f"↓{format_size(values['bytes_down'])} ↑{format_size(values['bytes_up'])}",
             )
+        elif name == "phase" and values["steps"]:
+            self._bars.update(task, description=f"{run.label}, {describe_step(values)}")
         elif name == "client_restarted":
             self._console.print(f"{values['process']} ended with code {values['code']}; it is started again")
         elif name == "client_given_up":

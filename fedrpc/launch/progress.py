@@ -5,6 +5,7 @@ People count rounds from 1; files and JSON count from 0.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from fedrpc import log
 from fedrpc.launch.launcher import Watcher
 from fedrpc.report.table import format_size
 from fedrpc.report.words import pluralize
+
+LINE_EVERY_S = 60.0  # between two lines of a log that say how far something long is
 
 
 class RoundCounter(Watcher):
@@ -38,12 +41,18 @@ def describe_place(num_done: int, rounds: int) -> str:
     return f"after round {num_done} of {rounds}" if num_done else "before the end of round 1"
 
 
-class LogWatcher(RoundCounter):
-    """Logs how clients join, rounds, and clients that failed."""
+def describe_step(values: dict[str, Any]) -> str:
+    """Says which step of how many a phase is at."""
+    return f"{values['phase']} {values['step']:,} of {values['steps']:,}"
 
-    def __init__(self, rounds: int) -> None:
+
+class LogWatcher(RoundCounter):
+    """Logs how clients join, rounds, clients that failed, and once a minute how far a long stage is."""
+
+    def __init__(self, rounds: int, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(rounds)
         self._log = log.get("run")
+        self._now, self._told_at = now, now()
 
     def event(self, name: str, values: dict[str, Any]) -> None:
         """Logs an event, if it is one of those."""
@@ -55,6 +64,9 @@ class LogWatcher(RoundCounter):
             self._say(name, lambda found: f"all {found['of']:,} clients have joined", values)
         elif name == "resumed":
             self._say(name, lambda _: f"goes on {self.describe_place()}", values)
+        elif name == "phase" and values["steps"] and self._now() - self._told_at >= LINE_EVERY_S:
+            self._told_at = self._now()
+            self._say("step", describe_step, values)
         elif name in ("client_restarted", "client_given_up"):
             self._log.warning(name, **values)
 
@@ -102,10 +114,8 @@ class LiveWatcher(RoundCounter):
         elif name == "resumed":  # not an update, which would take these rounds for done by now
             self._bar.reset(self._task, completed=self._num_done)
         elif name == "phase":
-            self._bar.update(
-                self._task,
-                description=f"{values['phase']} {values['answered']}/{values['of']}",
-            )
+            answers = f"{values['phase']} {values['answered']}/{values['of']}"
+            self._bar.update(self._task, description=describe_step(values) if values["steps"] else answers)
         elif name == "round_finished":
             accuracy = values.get("accuracy")
             self._bar.update(

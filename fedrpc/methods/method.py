@@ -6,7 +6,7 @@ that a method needs can all be imported from here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -130,6 +130,10 @@ class Method(Answering, Generic[State, P]):
         A method that gives clients further examples, or has them make some, adds these.
         """
         return env.num_examples()[client]
+
+    def count_steps(self, params: P) -> Mapping[str, int]:
+        """How often a long stage asks a phase, by the phase's name: for the progress that people see."""
+        return {}
 
     def cost(self, shapes: Shapes[P]) -> Cost:
         """Tensor bytes by kind and direction, in closed form, for the whole run."""

@@ -519,10 +519,11 @@ class ServerRound:
     def _show_progress(self, phase: Phase[Any, Any], tasks: Sequence[Task]) -> None:
         now = time.monotonic()
         if now - self._shown_at > _PROGRESS_EVERY_S:
-            self._shown_at = now
-            answered = sum(task.done for task in tasks)
-            values = {"round": self.index, "phase": phase.name, "answered": answered, "of": len(tasks)}
-            self._server.progress("phase", values)
+            self._shown_at, name = now, phase.name
+            place = {"round": self.index, "phase": name, "step": self.steps[name]}
+            steps = self._server.problem.method.count_steps(self.params).get(name, 0)
+            answers = {"answered": sum(task.done for task in tasks), "of": len(tasks)}
+            self._server.progress("phase", place | {"steps": steps} | answers)
 
     def _check_quorum(self, phase: Phase[Any, Any], asked: _Asked, quorum: float) -> None:
         num_asked, missing = asked.num_asked, asked.missing

@@ -23,7 +23,7 @@ out smaller than a client's share is repeated for it; one below `min_pool` of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -276,11 +276,15 @@ class GanMethod(Method[State, G]):
         """The global classifier."""
         return state.weights
 
+    def count_steps(self, params: G) -> Mapping[str, int]:
+        """The steps of the GAN phase, if this run has one."""
+        return {GAN_STEP.name: 0 if params.gan or self.takes_real(params) else params.steps}
+
     def cost(self, shapes: Shapes[G]) -> Cost:
         """FedAvg's; 4 P b d_x both ways for each GAN step of each client; each image and its label once."""
         env, p, cost = shapes.env, shapes.env.params, FedAvg().cost(shapes)
         asked = min(env.cohort_size, sum(count > 0 for count in shapes.num_examples))
-        steps = 0 if p.gan or self.takes_real(p) else p.steps * asked
+        steps = self.count_steps(p)[GAN_STEP.name] * asked
         batch_bytes = 4 * p.paths * p.batch * env.shape[0] * p.size**2
         cost.add("down", Kind.IMAGES, steps * (batch_bytes + (8 * p.batch if self.conditional else 0)))
         cost.add("up", Kind.FEEDBACK, steps * batch_bytes)

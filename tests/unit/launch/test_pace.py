@@ -9,9 +9,10 @@ from rich.console import Console
 
 from fedrpc import log
 from fedrpc.config import RunConfig
-from fedrpc.launch.comparison_progress import LINE_EVERY_S, LiveDisplay, LogDisplay
+from fedrpc.launch.comparison_progress import LiveDisplay, LogDisplay
 from fedrpc.launch.pace import Pace
 from fedrpc.launch.plan import Planned
+from fedrpc.launch.progress import LINE_EVERY_S, LiveWatcher
 from fedrpc.study.cells import Cell
 
 
@@ -92,3 +93,54 @@ def test_a_terminal_has_a_bar_for_all_runs() -> None:
     assert "0 of 4 runs" in out.getvalue()
     assert "2/40" in out.getvalue()
     assert "about 3 min 10 s left" in out.getvalue()
+
+
+def take_step(watcher: Any, step: int, *run: Planned) -> None:
+    watcher.event(
+        *run,
+        "phase",
+        {"round": -1, "phase": "gan_step", "step": step, "steps": 1000, "answered": 0, "of": 1},
+    )
+
+
+def test_steps_before_the_first_round_take_their_time() -> None:
+    now = [0.0]
+    pace = Pace(RUNS, now=lambda: now[0])
+    take_step(pace, 401, RUNS[0])
+    assert pace.estimate_seconds() is None, "an earlier start may have taken the steps before it"
+    now[0] = 50.0
+    take_step(pace, 501, RUNS[0])
+    assert pace.estimate_seconds() == pytest.approx((499 + 1000) * 0.5), "the other seed of the row has all of them"
+    play(pace, RUNS[0], 0, 1, 2.0)
+    assert pace.estimate_seconds() == pytest.approx((9 + 30) * 2.0 + 1000 * 0.5)
+
+
+def test_a_log_tells_once_a_minute_which_step_a_run_is_at(capsys: pytest.CaptureFixture[str]) -> None:
+    log.set_up("info")
+    now = [0.0]
+    display = LogDisplay(RUNS, now=lambda: now[0])
+    for step in range(1, 4):
+        now[0] += LINE_EVERY_S / 2
+        take_step(display, step, RUNS[0])
+    told = [line for line in capsys.readouterr().err.splitlines() if "gan_step" in line]
+    assert len(told) == 1
+    assert "fedavg, seed 0: gan_step 2 of 1,000" in told[0]
+
+
+def test_bars_tell_which_step_a_run_is_at() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=160)
+    display = LiveDisplay(console, RUNS)
+    take_step(display, 7, RUNS[0])
+    display.refresh()
+    assert "fedavg, seed 0, gan_step 7 of 1,000" in out.getvalue()
+    play(display, RUNS[0], 0, 1, 1.0)
+    out.truncate(0)
+    display.refresh()
+    assert "gan_step" not in out.getvalue()
+    display.close()
+    watcher = LiveWatcher(console, rounds=10)
+    watcher.open()
+    take_step(watcher, 8)
+    watcher.close()
+    assert "gan_step 8 of 1,000" in out.getvalue()

@@ -24,6 +24,7 @@ from fedrpc.methods.method import Round
 from fedrpc.metrics.records import read_records
 from fedrpc.problem import Problem
 from fedrpc.report.table import print_summary
+from fedrpc.server import rounds
 from fedrpc.server.checkpoint import CheckpointFolder
 from fedrpc.server.coordinator import Coordinator
 from fedrpc.server.evaluation import Evaluator
@@ -396,3 +397,17 @@ def test_a_long_round_goes_on_from_where_it_was_saved(tmp_path, at):
     steps = {step for index, phase, step, _ in second.asked if (index, phase) == (1, "gan_step")}
     assert min(steps) == at, "what was saved or accepted is not asked again"
     assert result["model_sha256"] == whole.sha256
+
+
+def test_whoever_watches_a_long_stage_is_told_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "_PROGRESS_EVERY_S", -1.0)
+    told: dict[str, list[tuple[int, int]]] = {}
+
+    def listen(name: str, values: dict[str, Any]) -> None:
+        if name == "phase":
+            told.setdefault(values["phase"], []).append((values["step"], values["steps"]))
+
+    params = {"steps": 3, "batch": 4, "width": 1, "paths": 2, "noise_dim": 3, "a_f": 0.2, "warm_up": 1, "tau": 0.0}
+    Life(tmp_path, problem_of("mpgan", rounds=1, params=params), on_progress=listen).run()
+    assert sorted(set(told["gan_step"])) == [(1, 3), (2, 3), (3, 3)]
+    assert set(told["fit"]) == {(1, 0)}, "a phase that is asked once a round has no steps to tell of"
