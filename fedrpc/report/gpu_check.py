@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrpc.files import write_atomically
+from fedrpc.report.words import write_markdown_row
 
 NAME = "gpu-check"
 _PARTS = ("speed", "failed", "unfinished")  # of a network's result, each by way of training
@@ -79,4 +80,4 @@ def _show_speed(each: Mapping[str, Any], way: str, limit_s: float) -> str:
 
 def _tabulate(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A table of Markdown."""
-    return [f"| {' | '.join(row)} |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *rows)]
+    return [write_markdown_row(*row) for row in (head, ["---", *["---:"] * (len(head) - 1)], *rows)]

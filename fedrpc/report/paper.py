@@ -38,7 +38,7 @@ from fedrpc.report.paper_words import (
     list_run,
 )
 from fedrpc.report.sheet import write_text
-from fedrpc.report.words import pluralize
+from fedrpc.report.words import pluralize, write_markdown_row
 from fedrpc.study.experiment import NOT, is_experiment, read_experiment
 from fedrpc.study.experiment_union import unite_results
 
@@ -198,7 +198,7 @@ def _write_claim(entry: Entry, claim: Results) -> str:
         format_interval(claim["difference"]),
     ]
     told = "; ".join([f"**{describe_verdict(claim)}**", *_list_reservations(entry, claim)])
-    return f"| {' | '.join([*cells, told])} |"
+    return write_markdown_row(*cells, told)
 
 
 def _list_reservations(entry: Entry, claim: Results) -> list[str]:
@@ -258,8 +258,8 @@ def write_table(results: Results) -> list[str]:
     """The rows that were run, with the paper's figures where it has any."""
     names, printed = results["measures"], find_printed(results)
     heads = list_heads(names, printed)
-    lines = [f"| | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
-    return lines + [f"| {row['name']} | {' | '.join(list_cells(row, names, printed))} |" for row in list_run(results)]
+    lines = [write_markdown_row("", *heads), f"|---|{'---:|' * len(heads)}"]
+    return lines + [write_markdown_row(row["name"], *list_cells(row, names, printed)) for row in list_run(results)]
 
 
 def _write_variations(entry: Entry) -> list[str]:
@@ -268,11 +268,11 @@ def _write_variations(entry: Entry) -> list[str]:
         return []
     heads = [describe_changes(each["changes"]) for each in entry.variations]
     lines = ["With other settings (ahead by, and the verdict there):", ""]
-    lines += [f"| claim | as above | {' | '.join(heads)} |", f"|---|---|{'---|' * len(heads)}"]
+    lines += [write_markdown_row("claim", "as above", *heads), f"|---|---|{'---|' * len(heads)}"]
     for claim in entry.results["claims"]:
         others = [_find_claim(each, claim["says"]) for each in entry.variations]
         cells = [_describe_briefly(each) for each in [claim, *others]]
-        lines.append(f"| {claim['says']} | {' | '.join(cells)} |")
+        lines.append(write_markdown_row(claim["says"], *cells))
     return [*lines, "", *(f"- `{each['command']}`: {list_circumstances(each)[0]}" for each in entry.variations)]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrpc.report.paper_words import NONE
+from fedrpc.report.words import write_markdown_row
 
 EARLIER = "earlier"
 _HEAD = """
@@ -42,10 +43,10 @@ def _write_table(name: str, results: Mapping[str, Any]) -> list[str]:
     columns = [path for path in _COLUMNS.values() if any(_look_up(run, path) is not None for run in runs.values())]
     heads = [f"paper ({results['paper_of']})", *(head for head, path in _COLUMNS.items() if path in columns)]
     lines = [f"### {name}, earlier", "", f"{results['title']} ({what}, seed {setting['seed']}).", ""]
-    lines += [f"| | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
+    lines += [write_markdown_row("", *heads), f"|---|{'---:|' * len(heads)}"]
     for label, run in runs.items():
         values = [results["paper"].get(label), *(_look_up(run, path) for path in columns)]
-        lines.append(f"| {label} | {' | '.join(map(_format, values))} |")
+        lines.append(write_markdown_row(label, *map(_format, values)))
     untested = [f"an untested explanation: {why}" for why in results.get("explanations", [])]
     notes = [f"- {note}" for note in [*results["notes"], *untested]]
     return [*lines, "", *notes, "", f"Made by `{results['command']}`.", ""]

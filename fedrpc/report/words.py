@@ -157,3 +157,8 @@ def describe_code(summary: Mapping[str, Any]) -> str:
         f"{each['file']} changed before round {each['from_round'] + 1}" for each in summary.get("code_changes", [])
     ]
     return "; ".join([files, *changes])
+
+
+def write_markdown_row(*cells: str) -> str:
+    """A row of a table in Markdown; a bar within a cell, as in |D|, would end it."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

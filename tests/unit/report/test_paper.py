@@ -11,7 +11,7 @@ import pytest
 
 from fedrpc.errors import ConfigError
 from fedrpc.report import paper
-from fedrpc.report.paper import make_report, name_results, write_report
+from fedrpc.report.paper import make_report, name_results, write_report, write_table
 from fedrpc.report.paper_plots import summarize_curve
 from fedrpc.report.paper_table import format_results
 from fedrpc.study.experiment import Experiment, judge, summarize_rows
@@ -81,6 +81,12 @@ def test_papers_figures_stand_beside_ours(tmp_path: Path) -> None:
     assert "an untested explanation: the moon" in text
     assert "reduced: rounds" in text
     assert "- to repeat it: `fedrpc paper mine --small`" in text
+
+
+def test_a_bar_in_a_name_does_not_end_its_cell() -> None:
+    found = results_of([50, 51, 52], [55, 56.5, 57])
+    found["rows"][1]["name"] = "|D| = 100"
+    assert r"| \|D\| = 100 | 60.5 | 56.17 ± 1.04 | - | 16.03 ± 0.30 |" in write_table(found)
 
 
 @pytest.mark.parametrize(
