@@ -183,8 +183,8 @@ def _write_summary(entries: Sequence[Entry]) -> list[str]:
 
 def _count_verdicts(claims: Sequence[Results]) -> str:
     counts = Counter(claim["verdict"] for claim in claims)
-    known = [verdict for verdict in VERDICTS if verdict or counts[verdict]]
-    return ", ".join(f"{counts[verdict]} {VERDICTS[verdict]}" for verdict in known)
+    told = VERDICTS | {None: "without a verdict"}  # there may be runs that do not count
+    return ", ".join(f"{counts[verdict]} {word}" for verdict, word in told.items() if verdict or counts[verdict])
 
 
 def _write_claim(entry: Entry, claim: Results) -> str:

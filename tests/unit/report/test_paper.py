@@ -136,7 +136,9 @@ def test_controls_of_ours_are_counted_apart_and_caveats_stand_beside_verdicts(tm
 def test_seeds_that_do_not_count_are_named(tmp_path: Path) -> None:
     none = claim_with(results_of([50, 51], [55, 56]), needs="given", left_out=[0, 1], difference=None, verdict=None)
     said = "seeds 0, 1 left out, where not all of this is there: % of the levels of images that clients were given"
-    assert f"| - against - | - | **no verdict**; {said} |" in report(tmp_path, none)
+    text = report(tmp_path, none)
+    assert f"| - against - | - | **no verdict**; {said} |" in text
+    assert "0 not reproduced, 1 without a verdict." in text
 
 
 def test_rows_that_were_not_run_are_named_and_not_shown(tmp_path: Path) -> None:
