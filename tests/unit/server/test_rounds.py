@@ -525,7 +525,7 @@ async def test_progress_is_told_but_not_for_every_answer(tmp_path):
             await asked(rnd)
         phases = [values for event, values in desk.told if event == "phase"]
     assert 0 < len(phases) < 60
-    assert phases[0] == {"round": 0, "phase": "fit", "answered": 0, "of": 3}
+    assert phases[0] == {"round": 0, "phase": "fit", "step": 1, "steps": 0, "answered": 0, "of": 3}
 
 
 @asynchronous
