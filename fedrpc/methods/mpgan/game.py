@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -10,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedrpc.aggregation.mean import WeightedMean
 from fedrpc.methods.method import ClientId, Env, Round
 from fedrpc.methods.mpgan.gan import Generation, build_adam
-from fedrpc.methods.mpgan.messages import GAN_STEP, GeneratedImages, State
+from fedrpc.methods.mpgan.messages import GAN_STEP, Feedback, GeneratedImages, State
 from fedrpc.models.state import load, load_optimizer, read_optimizer, read_tensors
+from fedrpc.wire.message import Tensors
 
 _BUFFERED_BYTES = 4 << 20  # of feedback that is added at a time
 _SHEET_IMAGES = 4  # of each path in a picture of the training
@@ -24,6 +27,10 @@ class Networks(Protocol):
 
     def build_generator(self, env: Env[Any]) -> nn.Module:
         """All paths with their initial weights."""
+        ...
+
+    def build_discriminator(self, env: Env[Any]) -> nn.Module:
+        """A discriminator with its initial weights."""
         ...
 
     def sample_noise(self, env: Env[Any], count: int, rng: np.random.Generator) -> tuple[Tensor, Tensor | None]:
@@ -69,6 +76,10 @@ class Game:
         if self.state.moments:
             load_optimizer(self.optimizer, self.state.moments)
         self.last_steps, self.sheets = dict(self.state.last_steps), dict(self.state.sheets)
+        self.discriminator = self.state.discriminator
+        if self.rnd.params.discriminators == "shared" and self.discriminator is None:
+            self.discriminator = read_tensors(self.networks.build_discriminator(self.rnd.env))
+        self._returned = WeightedMean()
 
     def select_cohort(self, step: int) -> list[ClientId]:
         """The clients of a step: as many as in a round, sampled every `cohort_steps` among those with examples."""
@@ -85,12 +96,43 @@ class Game:
         generation = Generation(self.optimizer, images, self.rnd.params.diversity)
         return generation, GeneratedImages(generation.images, y)
 
+    def address(self, step: int, message: GeneratedImages) -> dict[ClientId, GeneratedImages]:
+        """The message for each client of a step's cohort, with the shared discriminator for those without it.
+
+        Each of the two is one object, so that it is encoded once.
+        """
+        cohort = self.select_cohort(step)
+        if self.discriminator is None:
+            return dict.fromkeys(cohort, message)
+        first, full = self.rnd.params.find_first_step(step), replace(message, discriminator=self.discriminator)
+        return {client: message if self.last_steps.get(client, -1) >= first else full for client in cohort}
+
+    def check_returned(self, step: int) -> Callable[[GeneratedImages, Feedback], None]:
+        """A check that answers to a step bring the shared discriminator when it is due, and only then."""
+        due = self.discriminator if self.rnd.params.returns_discriminator(step) else None
+        wanted = _describe(due)
+
+        def check(_: GeneratedImages, answer: Feedback) -> None:
+            if _describe(answer.discriminator) != wanted:
+                raise ValueError(
+                    f"the discriminator in the answer to step {step} does not fit: expected "
+                    f"{'the tensors of the one that was sent' if due else 'none'}"
+                )
+
+        return check
+
+    def take_discriminator(self, discriminator: Tensors) -> None:
+        """Adds one that a client gave back to their mean."""
+        self._returned.add(discriminator, 1.0)
+
     def finish_step(
         self, step: int, generation: Generation, losses: list[tuple[float, float]], feedback: list[Tensor]
     ) -> None:
         """Ends a step with the last of its feedback; now and then a picture is kept."""
         generation.add(*feedback)
         generation.learn()
+        if self._returned.total:
+            self.discriminator, self._returned = self._returned.combine(), WeightedMean()
         discriminators, generators = zip(*losses, strict=True) if losses else ((float("nan"),), (float("nan"),))
         self.losses.append((sum(discriminators) / len(discriminators), sum(generators) / len(generators)))
         if (step + 1) % self.rnd.params.sheet_every == 0 or step + 1 == self.rnd.params.steps:
@@ -112,15 +154,22 @@ class Game:
             losses=losses,
             last_steps=dict(self.last_steps),
             sheets=dict(self.sheets),
+            discriminator=None if over else self.discriminator,
         )
 
 
+def _describe(tensors: Tensors | None) -> dict[str, tuple[torch.dtype, torch.Size]] | None:
+    return None if tensors is None else {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
+
 async def play_step(game: Game, rnd: Round[Any], step: int) -> None:
-    """Plays one step, with one message for the whole cohort, encoded once."""
+    """Plays one step."""
     generation, message = await rnd.compute(game.generate, step)
     losses, feedback = [], list[Tensor]()
-    async for reply in rnd.ask(GAN_STEP, dict.fromkeys(game.select_cohort(step), message)):
+    async for reply in rnd.ask(GAN_STEP, game.address(step, message), check=game.check_returned(step)):
         feedback.append(reply.body.images.clone())
+        if reply.body.discriminator is not None:
+            await rnd.compute(game.take_discriminator, reply.body.discriminator)
         if len(feedback) * feedback[0].nbytes >= _BUFFERED_BYTES:  # several at a time: a hop to the thread costs more
             await rnd.compute(generation.add, *feedback)
             feedback = []

@@ -50,6 +50,9 @@ class GanParams(Params):
     smoothing: float = Field(0.9, gt=0, le=1, description="the discriminator's target for real images")
     diversity: float = Field(0.0, ge=0, description="weight of a term at the server that pushes paths apart")
     cohort_steps: int = Field(12, ge=1, description="steps with the same clients, where a cohort is not all of them")
+    discriminators: Literal["own", "shared"] = Field(
+        "own", description="shared: one for all, which travels to each cohort and back, as in the thesis's code"
+    )
     save_every: int = Field(20, ge=1, description="steps between durable points; clients keep all versions until then")
     sheet_every: int = Field(100, ge=1, description="steps between pictures of the training")
     gan: str | None = Field(None, description="a run directory whose GAN phase is over, to take the generator from")
@@ -70,6 +73,15 @@ class GanParams(Params):
     def levels(self) -> tuple[Level, ...]:
         """The schedule of A_f."""
         return parse_schedule(self.a_f)
+
+    def find_first_step(self, step: int) -> int:
+        """The first step with the same cohort as this one."""
+        return step - step % self.cohort_steps
+
+    def returns_discriminator(self, step: int) -> bool:
+        """Whether the cohort of a step gives the shared discriminator back: the next has another cohort, or is none."""
+        ends = (step + 1) % self.cohort_steps == 0 or step + 1 == self.steps
+        return self.discriminators == "shared" and ends
 
     def count_levels(self, round_index: int) -> int:
         """The number of levels that have begun in a round."""
@@ -92,19 +104,30 @@ class MpGanParams(GanParams):
 
 @dataclass(frozen=True)
 class GeneratedImages:
-    """Down: a batch of every path (paths, batch, channels, size, size), with labels if the generator is conditional."""
+    """Down: a batch of every path (paths, batch, channels, size, size).
+
+    Attributes:
+        labels: If the generator is conditional.
+        discriminator: A shared one, for a client that has not had it since it joined the cohort.
+    """
 
     images: Tensor = part(Kind.IMAGES)
     labels: Tensor | None = part(Kind.IMAGES, default=None)
+    discriminator: Tensors | None = part(Kind.WEIGHTS, default=None)
 
 
 @dataclass(frozen=True)
 class Feedback:
-    """Up: the generator loss's gradient with respect to the images, and both losses."""
+    """Up: the generator loss's gradient with respect to the images, and both losses.
+
+    Attributes:
+        discriminator: A shared one, from a cohort at its last step.
+    """
 
     images: Tensor = part(Kind.FEEDBACK)
     judge_loss: float = part(Kind.SCALARS)
     generator_loss: float = part(Kind.SCALARS)
+    discriminator: Tensors | None = part(Kind.WEIGHTS, default=None)
 
 
 @dataclass(frozen=True)
@@ -135,6 +158,7 @@ class State:
         made: Pools of images by level of A_f, as clients train on them.
         labels: Their labels.
         given: By client, the number of levels that it holds.
+        discriminator: The shared one, while there is one and the generator is trained.
     """
 
     weights: Tensors = part(Kind.WEIGHTS)
@@ -146,6 +170,7 @@ class State:
     made: dict[int, Tensor] = part(Kind.IMAGES)
     labels: dict[int, Tensor] = part(Kind.IMAGES)
     given: dict[int, int] = part(Kind.SCALARS)
+    discriminator: Tensors | None = part(Kind.WEIGHTS, default=None)
 
 
 @dataclass(frozen=True)

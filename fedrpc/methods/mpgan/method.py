@@ -7,7 +7,9 @@ each path along the mean. Rounds are FedAvg, from some round on with floor(A_f n
 Departs from the thesis and its code:
 - Labels come from the global classifier after a warm-up, where it is confident, the same number of each class. The code
   has them from a classifier trained on all clients' raw data: `labels = "oracle"`, for comparison only, and marked so.
-- Each client has a discriminator of its own, as the text says (in the code all clients share one); all start equal.
+- Each client has a discriminator of its own, as the text says; all start equal. In the code all clients share one:
+  `discriminators = "shared"`, which travels to each new cohort and back (its mean, where a cohort has several clients),
+  while each client keeps an Adam of its own for it.
 - One generator step for the mean over the cohort, not one for each client's batch: clients work at the same time.
 - Images are 32x32 (the code: 64x64) in [-1, 1], whatever the run's normalisation is; smaller ones are padded with the
   least value. The target for real images is 0.9.
@@ -69,7 +71,7 @@ from fedrpc.methods.mpgan.messages import (
 from fedrpc.methods.mpgan.schedule import count_added_images
 from fedrpc.methods.tools import Pictures, ReportedValue
 from fedrpc.models.dcgan import Discriminator, GeneratorPath
-from fedrpc.models.state import load, read_tensors
+from fedrpc.models.state import count_payload_bytes, load, read_tensors
 from fedrpc.training.losses import cross_entropy
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.message import Tensors
@@ -167,6 +169,8 @@ class GanMethod(Method[State, G]):
     def gan_step(self, ctx: ClientContext[G], msg: GeneratedImages) -> Feedback:
         """Takes a step of the client's own discriminator, then computes its feedback on the same images."""
         discriminator, optimizer = load_discriminator(ctx, lambda: self.build_discriminator(ctx.env))
+        if msg.discriminator is not None:
+            load(discriminator, msg.discriminator)
         real, y = sample_real(ctx, msg.images.shape[1])
         real_y = y if self.conditional else None
         generated, generated_y = msg.images.to(ctx.device), None if msg.labels is None else msg.labels.to(ctx.device)
@@ -176,7 +180,8 @@ class GanMethod(Method[State, G]):
         optimizer.step()
         gradient, generator_loss = compute_feedback(discriminator, generated, generated_y)
         save_discriminator(ctx, discriminator, optimizer)
-        return Feedback(gradient.cpu(), float(loss.detach()), generator_loss)
+        returned = read_tensors(discriminator) if ctx.params.returns_discriminator(ctx.step) else None
+        return Feedback(gradient.cpu(), float(loss.detach()), generator_loss, returned)
 
     # Labelling
 
@@ -281,7 +286,10 @@ class GanMethod(Method[State, G]):
         return {GAN_STEP.name: 0 if params.gan or self.takes_real(params) else params.steps}
 
     def cost(self, shapes: Shapes[G]) -> Cost:
-        """FedAvg's; 4 P b d_x both ways for each GAN step of each client; each image and its label once."""
+        """FedAvg's; 4 P b d_x both ways for each GAN step of each client; each image and its label once.
+
+        A shared discriminator goes down to each cohort of the GAN phase, and up.
+        """
         env, p, cost = shapes.env, shapes.env.params, FedAvg().cost(shapes)
         asked = min(env.cohort_size, sum(count > 0 for count in shapes.num_examples))
         steps = self.count_steps(p)[GAN_STEP.name] * asked
@@ -289,6 +297,7 @@ class GanMethod(Method[State, G]):
         cost.add("down", Kind.IMAGES, steps * (batch_bytes + (8 * p.batch if self.conditional else 0)))
         cost.add("up", Kind.FEEDBACK, steps * batch_bytes)
         cost.add("up", Kind.SCALARS, steps * 16)
+        self._add_discriminators(cost, env, asked)
         given: set[tuple[int, ClientId]] = set()
         for index, cohort in enumerate(shapes.cohorts):
             given |= {(level, client) for level in range(p.count_levels(index)) for client in cohort}
@@ -296,6 +305,13 @@ class GanMethod(Method[State, G]):
         # At most: a pool below `min_pool` is not distributed.
         cost.add("down", Kind.IMAGES, sum(sizes) * (4 * shapes.sample_floats + 8), at_most=True)
         return cost.add("down", Kind.SCALARS, 8 * sum(size > 0 for size in sizes), at_most=True)
+
+    def _add_discriminators(self, cost: Cost, env: Env[G], asked: int) -> None:
+        visits = sum(map(env.params.returns_discriminator, range(self.count_steps(env.params)[GAN_STEP.name])))
+        if visits:
+            size = count_payload_bytes(read_tensors(self.build_discriminator(env)))
+            for direction in ("down", "up"):
+                cost.add(direction, Kind.WEIGHTS, visits * asked * size)
 
     def generate_pictures(self, state: State, env: Env[G], count: int, rng: np.random.Generator) -> Pictures | None:
         """Fresh images of each path, pictures of the training, and the images that clients were given."""

@@ -20,9 +20,9 @@ import torch
 from fedrpc.client.context import AnswerContext
 from fedrpc.errors import ConfigError
 from fedrpc.methods.mpgan.augment import LabelledPool, collect_pool
-from fedrpc.methods.mpgan.game import Canvas
+from fedrpc.methods.mpgan.game import Canvas, Game
 from fedrpc.methods.mpgan.messages import ORACLE, PERFECT, GeneratedImages, LabelledPortion, State, StoredDiscriminator
-from fedrpc.methods.mpgan.method import MpGan
+from fedrpc.methods.mpgan.method import GanMethod, MpGan
 from fedrpc.methods.runtime import SETUP_ROUND
 from fedrpc.wire import stored
 from fedrpc.wire.envelope import Envelope
@@ -83,6 +83,78 @@ def test_images_change_the_model_after_the_warm_up_only():
 def test_every_client_has_a_discriminator_of_its_own(tmp_path):
     discriminators = read_stored(play(rounds=0, folder=tmp_path), tmp_path, "discriminator", StoredDiscriminator)
     assert all(not torch.equal(discriminators[0].values, other.values) for other in discriminators[1:])
+
+
+@pytest.mark.parametrize("method", ["mpgan", "mpgan-ac"])
+@pytest.mark.parametrize("fraction", [1.0, 0.5, 0.25])
+def test_a_shared_discriminator_goes_to_each_cohort_and_back(method, fraction):
+    wanted = SMALL | {"discriminators": "shared", "steps": 5, "cohort_steps": 2}
+    if method == "mpgan-ac":
+        del wanted["tau"]
+    run = run_in_memory(problem_of(method, fraction=fraction, params=wanted), 0)
+    assert run.measured() == run.predicted()
+    size = sum(
+        tensor.nbytes for tensor in run.problem.method.build_discriminator(run.problem.env).state_dict().values()
+    )
+    visits = 3 * int(4 * fraction)
+    assert run.measured()["down"]["weights"] == run.measured()["up"]["weights"] == visits * size
+    assert run.state.discriminator is None, "the GAN phase is over"
+
+
+def play_shared(fraction: float, **params: Any) -> Played:
+    return run_in_memory(
+        problem_of("mpgan", fraction=fraction, params=SMALL | {"discriminators": "shared"} | params), 0
+    )
+
+
+def test_a_shared_discriminator_is_trained_by_one_client_after_the_other():
+    returned: list[dict[str, torch.Tensor]] = []
+    take = Game.take_discriminator
+
+    def keep(game: Game, discriminator: dict[str, torch.Tensor]) -> None:
+        returned.append({name: tensor.clone() for name, tensor in discriminator.items()})
+        take(game, discriminator)
+
+    with patch.object(Game, "take_discriminator", keep):
+        shared = play_shared(0.25, steps=4, cohort_steps=1)
+    own = play_shared(0.25, steps=4, cohort_steps=1, discriminators="own")
+    assert own.asked == shared.asked
+    assert torch.equal(own.state.losses[0], shared.state.losses[0])
+    assert not torch.equal(own.state.losses[1:], shared.state.losses[1:]), "a new client goes on from the last one's"
+    batches = [int(tensors["layers.3.num_batches_tracked"]) for tensors in returned]
+    assert batches == [batches[0] * (1 + number) for number in range(4)], "what each client trained is kept"
+
+
+def test_a_client_that_missed_the_shared_discriminator_gets_it_later():
+    params = SMALL | {"discriminators": "shared", "steps": 4, "cohort_steps": 2}
+    absent = lambda index, phase, step, client: (phase, step, client) == ("gan_step", 0, 2)  # noqa: E731
+    run, whole = (run_in_memory(problem_of("mpgan", params=params), 0, **kwargs) for kwargs in ({"absent": absent}, {}))
+    assert run.measured()["down"]["weights"] == whole.measured()["down"]["weights"], "in step 1, in place of step 0"
+    assert run.measured()["up"]["weights"] == whole.measured()["up"]["weights"]
+
+
+@pytest.mark.parametrize("wrong", [None, {"other": torch.zeros(1)}, {"layers.0.weight": torch.zeros(1)}])
+def test_an_answer_without_the_right_discriminator_counts_as_missing(wrong):
+    answer = GanMethod.gan_step
+
+    def answer_wrongly(method: Any, ctx: Any, msg: GeneratedImages) -> Any:
+        right = answer(method, ctx, msg)
+        return replace(right, discriminator=wrong) if ctx.client == 1 else right
+
+    with patch.object(GanMethod, "gan_step", answer_wrongly):
+        run = play_shared(1.0, steps=1)
+    assert [*run.state.last_steps] == [0, 2, 3]
+
+
+def test_a_discriminator_that_nobody_wanted_counts_as_missing():
+    answer = GanMethod.gan_step
+
+    def answer_too_much(method: Any, ctx: Any, msg: GeneratedImages) -> Any:
+        right = answer(method, ctx, msg)
+        return replace(right, discriminator={"other": torch.zeros(1)}) if ctx.client == 1 else right
+
+    with patch.object(GanMethod, "gan_step", answer_too_much):
+        assert [*play(rounds=0, steps=1).state.last_steps] == [0, 2, 3]
 
 
 class FakeStore(dict[str, bytes]):
@@ -248,7 +320,8 @@ def test_cohorts_are_sampled_among_clients_with_examples():
     assert set(run.state.last_steps) == {client for cohort in by_step for client in cohort}
 
 
-def test_the_gan_phase_resumes_from_a_save():
+@pytest.mark.parametrize("discriminators", ["own", "shared"])
+def test_the_gan_phase_resumes_from_a_save(discriminators):
     async def play_and_resume(federation: InMemoryFederation) -> tuple[State, State]:
         method, state, saved = federation.problem.method, federation.init(), []
         rnd = federation.stage(SETUP_ROUND)
@@ -266,7 +339,8 @@ def test_the_gan_phase_resumes_from_a_save():
         again.steps = steps[-1]
         return whole, await method.setup(saved[-1], again)
 
-    with InMemoryFederation(problem_of("mpgan", params=SMALL | {"save_every": 2})) as federation:
+    wanted = SMALL | {"save_every": 2, "discriminators": discriminators}  # within the first cohort's steps
+    with InMemoryFederation(problem_of("mpgan", params=wanted)) as federation:
         whole, resumed = asyncio.run(play_and_resume(federation))
     assert stored.dumps(whole) == stored.dumps(resumed)
     assert len(whole.losses) == 3
