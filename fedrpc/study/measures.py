@@ -138,6 +138,7 @@ MEASURES: Mapping[str, tuple[str, Callable[[Run], float | None]]] = {
     "rebuilt_mse": ("mean squared error of rebuilt inputs", _read_study("mse")),
     "mark_few": ("% of marks detected, learned from 300 items", _read_study("mark_few")),
     "mark_most": ("% of marks detected, learned from the most items", _read_study("mark_most")),
+    "oracle_on_real": ("% of test inputs where the oracle sees the class", _read_study("oracle_on_real")),
     "oracle_agrees": ("% of made inputs where an oracle sees the class", _read_study("oracle_on_made")),
     "db_train": ("Davies-Bouldin, local models on own data", _read_study("local_train")),
     "db_test": ("Davies-Bouldin, local models on test data", _read_study("local_test")),
