@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from fedrpc.launch.plan import Planned
 from fedrpc.report.words import format_duration, pluralize
 
+RECENT = 3  # rounds from which a run is taken to go on: a method's last rounds may be of another kind
+
 
 class Pace:
     """Knows how far all runs are, and what a round of each row takes.
 
-    A row's rounds are taken to go on as those that were seen of it, with any seed; those of a row that has not begun as
-    the mean of the others. Steps of a stage before the first round are known once a run of the row is in it.
+    A round takes as long as the same round with another seed did, if one was seen; else as long as the last few of its
+    run; before the run's first round, as the mean round of its row, or of all rows where the row has not begun. Steps
+    of a stage before the first round are known once a run of the row is in it.
 
     Args:
         jobs: How many runs are under way at a time.
@@ -25,7 +29,8 @@ class Pace:
         self._runs, self._jobs, self._now = list(runs), jobs, now
         self._done = {run.label: 0 for run in runs}
         self._over: set[str] = set()
-        self._seconds: dict[str, list[float]] = {}
+        self._seconds: dict[str, dict[int, float]] = {}  # by row and round
+        self._recent: dict[str, deque[float]] = {}  # by run, of its last rounds
         self._begun: dict[str, tuple[int, float]] = {}  # by run, the first step that was seen, and when
         self._steps_left: dict[str, int] = {}  # by run
         self._steps: dict[str, tuple[int, float]] = {}  # by row, how many, and the seconds of one
@@ -35,7 +40,8 @@ class Pace:
         if name in ("round_finished", "resumed"):
             self._done[run.label] = values["round"] + 1
         if name == "round_finished":
-            self._seconds.setdefault(run.cell.row, []).append(values["seconds"])
+            self._seconds.setdefault(run.cell.row, {})[values["round"]] = values["seconds"]
+            self._recent.setdefault(run.label, deque(maxlen=RECENT)).append(values["seconds"])
         if name == "phase" and values["steps"]:
             self._note_step(run, values["step"], values["steps"])
 
@@ -65,14 +71,20 @@ class Pace:
         """What is left, in seconds; None before the first round or step."""
         if not self._seconds and not self._steps:
             return None
-        paces = {row: fmean(seconds) for row, seconds in self._seconds.items()}
-        usual = fmean(paces.values() or [0.0])
+        paces = {row: fmean(seconds.values()) for row, seconds in self._seconds.items()}
         left = [
-            (run.config.rounds - self._done[run.label]) * paces.get(run.cell.row, usual) + self._estimate_steps(run)
+            self._estimate_rounds(run, paces) + self._estimate_steps(run)
             for run in self._runs
             if run.label not in self._over
         ]
         return max(sum(left) / self._jobs, max(left, default=0.0))  # one run is not shared among jobs
+
+    def _estimate_rounds(self, run: Planned, paces: Mapping[str, float]) -> float:
+        """The seconds of the rounds that a run still has, given the mean round of each row."""
+        usual = paces.get(run.cell.row, fmean(paces.values() or [0.0]))
+        seen, recent = self._seconds.get(run.cell.row, {}), self._recent.get(run.label)
+        pace = fmean(recent) if recent else usual
+        return sum(seen.get(index, pace) for index in range(self._done[run.label], run.config.rounds))
 
     def _estimate_steps(self, run: Planned) -> float:
         """The seconds of the steps that a run still has before its first round."""

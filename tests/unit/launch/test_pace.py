@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -41,6 +42,17 @@ def test_a_row_goes_on_as_it_did_and_an_unknown_one_as_the_mean() -> None:
     play(pace, RUNS[1], 0, 5, 6.0)
     assert pace.estimate_seconds() == pytest.approx(5 * 6.0 + 10 * 2.0 + 10 * 6.0)
     assert pace.describe() == "1 of 4 runs and 15 of 40 rounds done, about 110.0 s left"
+
+
+def test_rounds_that_become_slower_are_noticed_and_foreseen_with_the_next_seed() -> None:
+    pace = Pace([RUNS[0], RUNS[2]])
+    play(pace, RUNS[0], 0, 6, 2.0)
+    play(pace, RUNS[0], 6, 9, 60.0)
+    assert pace.estimate_seconds() == pytest.approx(60.0 + 6 * 2.0 + 3 * 60.0 + fmean([2.0] * 6 + [60.0] * 3))
+    play(pace, RUNS[0], 9, 10, 60.0)
+    pace.end(RUNS[0])
+    play(pace, RUNS[2], 0, 1, 2.0)
+    assert pace.estimate_seconds() == pytest.approx(5 * 2.0 + 4 * 60.0)
 
 
 def test_rounds_of_an_earlier_start_are_done_and_tell_nothing_of_the_pace() -> None:
