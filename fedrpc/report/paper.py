@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from fedrpc.report.paper_words import (
 )
 from fedrpc.report.sheet import write_text
 from fedrpc.report.words import pluralize, write_markdown_row
-from fedrpc.study.experiment import NOT, is_experiment, read_experiment
+from fedrpc.study.experiment import NOT, is_experiment, list_names, read_experiment
 from fedrpc.study.experiment_union import unite_results
 
 VARIATIONS, PLOTS = "variations", "plots"
@@ -50,7 +50,7 @@ _HEAD = """\
 
 `python -m fedrpc.report.paper docs/results` makes this page from the files in this folder, which `fedrpc paper` wrote;
 no figure is typed by hand. With an experiment's `results.json` as a further argument it adds that one, or the seeds and
-rows of it that were missing. `fedrpc paper` lists all experiments; those without a section here have not been run.
+rows of it that were missing. Experiments that nobody has run yet are [listed at the end](#not-run-yet).
 
 **The rule** for verdicts was written before the runs (`fedrpc/study/experiment.py`). A claim is about two rows and one
 measure. It holds if the mean difference over the seeds has the claimed direction and exceeds the claimed margin. It is
@@ -138,6 +138,7 @@ def make_report(folder: Path) -> dict[str, str]:
     for entry in entries:
         names = [f"{PLOTS}/{name_entry(entry.results)}-{what}.svg" for what in ("rows", "curves")]
         lines += write_section(entry, [name for name in names if name in pages])
+    lines += _list_not_run({entry.results["name"] for entry in entries})
     lines += write_earlier(folder / EARLIER)
     return {"README.md": "\n".join(lines) + "\n", **pages}
 
@@ -252,6 +253,25 @@ def _tell_changed(results: Results) -> list[str]:
     if now == [row["name"] for row in results["rows"]]:
         return []
     return ["the experiment was changed after these runs: the command has other rows now, and gives another table"]
+
+
+def _list_not_run(run: Collection[str]) -> list[str]:
+    """The experiments without results."""
+    left = [(name, read_experiment(name)) for name in list_names() if name not in run]
+    if not left:
+        return []
+    left.sort(key=lambda pair: (pair[1].paper, pair[0]))
+    rows = [write_markdown_row(f"`fedrpc paper {name}`", f"{it.paper}, {it.where}", it.title) for name, it in left]
+    return [
+        "",
+        "## Not run yet",
+        "",
+        "Each has a `--small` form, as those above, and the paper's own size.",
+        "",
+        "| command | where | about |",
+        "|---|---|---|",
+        *rows,
+    ]
 
 
 def write_table(results: Results) -> list[str]:

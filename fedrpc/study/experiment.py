@@ -242,6 +242,11 @@ def summarize_rows(
 # Files
 
 
+def list_names() -> list[str]:
+    """The names of all experiments."""
+    return list(settings.list_experiments())
+
+
 def is_experiment(name: str) -> bool:
     """Whether there is an experiment of this name."""
     return name in settings.list_experiments()

@@ -199,6 +199,13 @@ def test_pictures_are_whole_files_and_stale_ones_go(tmp_path: Path) -> None:
     )
 
 
+def test_experiments_without_results_are_listed(tmp_path: Path) -> None:
+    text = report(tmp_path, results_of([50], [55], name="qffl-mnist"))
+    listed = text[text.index("## Not run yet") :]
+    assert "| `fedrpc paper zda-fmnist` | Fed-ZDA, Hao et al. 2021, Tables 1 and 2, FMNIST, unimodal |" in listed
+    assert "qffl-mnist" not in listed
+
+
 def test_a_report_depends_on_nothing_but_the_files(tmp_path: Path) -> None:
     report(tmp_path, results_of([50, 51, 52], [55, 56.5, 57]))
     pages = make_report(tmp_path / "kept")
