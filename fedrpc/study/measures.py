@@ -52,6 +52,16 @@ def _read_correlation(first: int, last: int | None = None) -> Callable[[Run], fl
     return read
 
 
+def _read_local_losses(read: Callable[[list[float]], float]) -> Callable[[Run], float | None]:
+    """The mean over clients and the last ten rounds of a value of the losses by local epoch."""
+
+    def read_all(run: Run) -> float | None:
+        values = [read(losses) for row in run.rounds[-TAIL:] for losses in (row.get("local_losses") or {}).values()]
+        return statistics.fmean(values) if values else None
+
+    return read_all
+
+
 def _read_exposure(run: Run) -> float | None:
     shares = run.summary.get("exposure") or {}
     return 100 * max(shares.values()) if shares else None
@@ -132,6 +142,11 @@ MEASURES: Mapping[str, tuple[str, Callable[[Run], float | None]]] = {
     "classes_made": ("classes among the images that were let through", _read_made_classes),
     "given": ("% of the levels of images that clients were given", _read_given),
     "exposure": ("% of pairs of clients where one's data reached the other", _read_exposure),
+    "first_loss": ("loss in the first local epoch, last ten rounds", _read_local_losses(lambda losses: losses[0])),
+    "loss_drop": (
+        "the same, less that in the last local epoch",
+        _read_local_losses(lambda losses: losses[0] - losses[-1]),
+    ),
     "dcor": ("distance correlation (root), last ten rounds", _read_correlation(-TAIL)),
     "dcor_1": ("distance correlation (root), round 1", _read_correlation(0, 1)),
     "dcor_10": ("distance correlation (root), round 10", _read_correlation(9, 10)),

@@ -42,6 +42,14 @@ def test_correlations_of_single_rounds_and_of_the_end() -> None:
     assert read("dcor", finished(0)) is None
 
 
+def test_local_losses_are_of_the_last_ten_rounds() -> None:
+    early = [finished(index, local_losses={"0": [9.0, 8.0]}) for index in range(5)]
+    late = [finished(index, local_losses={"0": [2.0, 1.0, 0.5], "1": [4.0, 1.0, 0.5]}) for index in range(5, 15)]
+    assert read("first_loss", *early, *late) == 3.0
+    assert read("loss_drop", *early, *late) == 2.5
+    assert read("loss_drop", finished(0), finished(1, local_losses={})) is None
+
+
 def test_exposure_is_that_of_the_kind_that_reached_most() -> None:
     assert read("exposure", exposure={"activations": 0.25, "samples": 0.5}) == 50
     assert read("exposure", exposure={}) is None
