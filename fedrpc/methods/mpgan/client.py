@@ -1,4 +1,4 @@
-"""MP-GAN on a client: its own discriminator, from step to step, and batches of its real images."""
+"""MP-GAN on a client: the discriminator that it trains, from step to step, and batches of its real images."""
 
 from __future__ import annotations
 
@@ -45,7 +45,17 @@ def save_discriminator(ctx: ClientContext[Any], discriminator: nn.Module, optimi
     """Puts the discriminator and its Adam into the store and the cache."""
     values = pack(discriminator, optimizer)
     ctx.cache[DISCRIMINATOR] = CachedDiscriminator(discriminator, optimizer, values)
-    ctx.store.put(DISCRIMINATOR, StoredDiscriminator(values))
+    ctx.store.put(DISCRIMINATOR, StoredDiscriminator(values, ctx.params.find_first_step(ctx.step)))
+
+
+def require_shared(ctx: ClientContext[Any], first_step: int) -> None:
+    """Abstains unless the store has the shared discriminator of the cohort that began at a step.
+
+    A store that was lost or went back to an earlier state would give everybody another one.
+    """
+    stored = ctx.store.get(DISCRIMINATOR, StoredDiscriminator)
+    if stored is None or stored.first_step != first_step:
+        ctx.abstain(f"it has no discriminator of the cohort that began at step {first_step}")
 
 
 def sample_real(ctx: ClientContext[Any], count: int) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -11,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedrpc.aggregation.mean import WeightedMean
+from fedrpc.methods.blocks.pool import Nothing
 from fedrpc.methods.method import ClientId, Env, Round
 from fedrpc.methods.mpgan.gan import Generation, build_adam
-from fedrpc.methods.mpgan.messages import GAN_STEP, Feedback, GeneratedImages, State
+from fedrpc.methods.mpgan.messages import GAN_RETURN, GAN_STEP, GeneratedImages, State, TrainedDiscriminator
 from fedrpc.models.state import load, load_optimizer, read_optimizer, read_tensors
 from fedrpc.wire.message import Tensors
 
@@ -62,7 +61,7 @@ class Canvas:
 
 @dataclass
 class Game:
-    """The generator while it is trained; every method but `select_cohort` is heavy work."""
+    """The generator while it is trained; building it, `generate`, `finish_step` and `build_state` are heavy work."""
 
     networks: Networks
     state: State
@@ -79,7 +78,6 @@ class Game:
         self.discriminator = self.state.discriminator
         if self.rnd.params.discriminators == "shared" and self.discriminator is None:
             self.discriminator = read_tensors(self.networks.build_discriminator(self.rnd.env))
-        self._returned = WeightedMean()
 
     def select_cohort(self, step: int) -> list[ClientId]:
         """The clients of a step: as many as in a round, sampled every `cohort_steps` among those with examples."""
@@ -97,33 +95,20 @@ class Game:
         return generation, GeneratedImages(generation.images, y)
 
     def address(self, step: int, message: GeneratedImages) -> dict[ClientId, GeneratedImages]:
-        """The message for each client of a step's cohort, with the shared discriminator for those without it.
+        """The message for each client of a step's cohort, with the shared discriminator for those that may lack it.
 
         Each of the two is one object, so that it is encoded once.
         """
         cohort = self.select_cohort(step)
         if self.discriminator is None:
             return dict.fromkeys(cohort, message)
-        first, full = self.rnd.params.find_first_step(step), replace(message, discriminator=self.discriminator)
-        return {client: message if self.last_steps.get(client, -1) >= first else full for client in cohort}
+        full, begins = replace(message, discriminator=self.discriminator), step == self.rnd.params.find_first_step(step)
+        return {client: full if begins or self.last_steps.get(client) != step - 1 else message for client in cohort}
 
-    def check_returned(self, step: int) -> Callable[[GeneratedImages, Feedback], None]:
-        """A check that answers to a step bring the shared discriminator when it is due, and only then."""
-        due = self.discriminator if self.rnd.params.returns_discriminator(step) else None
-        wanted = _describe(due)
-
-        def check(_: GeneratedImages, answer: Feedback) -> None:
-            if _describe(answer.discriminator) != wanted:
-                raise ValueError(
-                    f"the discriminator in the answer to step {step} does not fit: expected "
-                    f"{'the tensors of the one that was sent' if due else 'none'}"
-                )
-
-        return check
-
-    def take_discriminator(self, discriminator: Tensors) -> None:
-        """Adds one that a client gave back to their mean."""
-        self._returned.add(discriminator, 1.0)
+    def check_returned(self, _: Nothing, answer: TrainedDiscriminator) -> None:
+        """Raises ValueError unless a client gave back the tensors that it was sent."""
+        if _describe(answer.discriminator) != _describe(self.discriminator or {}):
+            raise ValueError("the discriminator that came back has other tensors than the one that was sent")
 
     def finish_step(
         self, step: int, generation: Generation, losses: list[tuple[float, float]], feedback: list[Tensor]
@@ -131,8 +116,6 @@ class Game:
         """Ends a step with the last of its feedback; now and then a picture is kept."""
         generation.add(*feedback)
         generation.learn()
-        if self._returned.total:
-            self.discriminator, self._returned = self._returned.combine(), WeightedMean()
         discriminators, generators = zip(*losses, strict=True) if losses else ((float("nan"),), (float("nan"),))
         self.losses.append((sum(discriminators) / len(discriminators), sum(generators) / len(generators)))
         if (step + 1) % self.rnd.params.sheet_every == 0 or step + 1 == self.rnd.params.steps:
@@ -158,28 +141,31 @@ class Game:
         )
 
 
-def _describe(tensors: Tensors | None) -> dict[str, tuple[torch.dtype, torch.Size]] | None:
-    return None if tensors is None else {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+def _describe(tensors: Tensors) -> dict[str, tuple[torch.dtype, torch.Size]]:
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
 
 async def play_step(game: Game, rnd: Round[Any], step: int) -> None:
     """Plays one step."""
     generation, message = await rnd.compute(game.generate, step)
     losses, feedback = [], list[Tensor]()
-    async for reply in rnd.ask(GAN_STEP, game.address(step, message), check=game.check_returned(step)):
+    async for reply in rnd.ask(GAN_STEP, game.address(step, message)):
         feedback.append(reply.body.images.clone())
-        if reply.body.discriminator is not None:
-            await rnd.compute(game.take_discriminator, reply.body.discriminator)
         if len(feedback) * feedback[0].nbytes >= _BUFFERED_BYTES:  # several at a time: a hop to the thread costs more
             await rnd.compute(generation.add, *feedback)
             feedback = []
         losses.append((reply.body.judge_loss, reply.body.generator_loss))
         game.last_steps[reply.client] = step
     await rnd.compute(game.finish_step, step, generation, losses, feedback)
+    if rnd.params.is_returned_after(step):
+        cohort = dict.fromkeys(game.select_cohort(step), Nothing())
+        returned = await rnd.mean(GAN_RETURN, cohort, check=game.check_returned)
+        if returned.clients:
+            game.discriminator = returned.averaged["discriminator"]
 
 
 def build_gan_record(state: State, every: int) -> dict[str, Any]:
-    """The GAN phase in the records: losses as means over `every` steps, and each discriminator's last step."""
+    """The GAN phase in the records: losses as means over `every` steps, and each client's last step."""
     windows = [window.mean(dim=0).tolist() for window in torch.split(state.losses, every)] if len(state.losses) else []
     return {
         "gan_steps": len(state.losses),

@@ -35,6 +35,7 @@ REPORTED = (
 )
 PERFECT = "clients get real images that no client holds in place of generated ones: for comparison only"
 ORACLE = "labels of generated images come from an oracle that sees all raw data: for comparison only, not private"
+SHARED = "clients train one discriminator in turn: what one client's images taught it goes on to others"
 
 
 class GanParams(Params):
@@ -49,9 +50,11 @@ class GanParams(Params):
     lr: float = Field(2e-4, gt=0, description="learning rate of both Adam optimizers")
     smoothing: float = Field(0.9, gt=0, le=1, description="the discriminator's target for real images")
     diversity: float = Field(0.0, ge=0, description="weight of a term at the server that pushes paths apart")
-    cohort_steps: int = Field(12, ge=1, description="steps with the same clients, where a cohort is not all of them")
+    cohort_steps: int = Field(
+        12, ge=1, description="steps with the same clients; a shared discriminator is averaged after them"
+    )
     discriminators: Literal["own", "shared"] = Field(
-        "own", description="shared: one for all, which travels to each cohort and back, as in the thesis's code"
+        "own", description="shared: one for all, which travels from cohort to cohort, as in the thesis's code"
     )
     save_every: int = Field(20, ge=1, description="steps between durable points; clients keep all versions until then")
     sheet_every: int = Field(100, ge=1, description="steps between pictures of the training")
@@ -78,10 +81,9 @@ class GanParams(Params):
         """The first step with the same cohort as this one."""
         return step - step % self.cohort_steps
 
-    def returns_discriminator(self, step: int) -> bool:
-        """Whether the cohort of a step gives the shared discriminator back: the next has another cohort, or is none."""
-        ends = (step + 1) % self.cohort_steps == 0 or step + 1 == self.steps
-        return self.discriminators == "shared" and ends
+    def is_returned_after(self, step: int) -> bool:
+        """Whether the cohort of a step gives the shared discriminator back, for that of the next step."""
+        return self.discriminators == "shared" and (step + 1) % self.cohort_steps == 0 and step + 1 < self.steps
 
     def count_levels(self, round_index: int) -> int:
         """The number of levels that have begun in a round."""
@@ -108,7 +110,7 @@ class GeneratedImages:
 
     Attributes:
         labels: If the generator is conditional.
-        discriminator: A shared one, for a client that has not had it since it joined the cohort.
+        discriminator: A shared one, for clients that did not answer the step before with the same cohort.
     """
 
     images: Tensor = part(Kind.IMAGES)
@@ -118,16 +120,18 @@ class GeneratedImages:
 
 @dataclass(frozen=True)
 class Feedback:
-    """Up: the generator loss's gradient with respect to the images, and both losses.
-
-    Attributes:
-        discriminator: A shared one, from a cohort at its last step.
-    """
+    """Up: the generator loss's gradient with respect to the images, and both losses."""
 
     images: Tensor = part(Kind.FEEDBACK)
     judge_loss: float = part(Kind.SCALARS)
     generator_loss: float = part(Kind.SCALARS)
-    discriminator: Tensors | None = part(Kind.WEIGHTS, default=None)
+
+
+@dataclass(frozen=True)
+class TrainedDiscriminator:
+    """Up, after a cohort's last step: the shared discriminator as the client has trained it."""
+
+    discriminator: Tensors = part(Kind.WEIGHTS, averaged_by=lambda _: 1.0)
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,7 @@ class LabelledPortion:
 
 
 GAN_STEP = Phase("gan_step", GeneratedImages, Feedback, same=("images",))
+GAN_RETURN = Phase("gan_return", Nothing, TrainedDiscriminator)
 AUGMENT = Phase("augment", LabelledPortion, Nothing)
 
 
@@ -153,7 +158,7 @@ class State:
     Attributes:
         moments: Adam's moments of the generator, while it is trained.
         losses: Discriminator and generator loss of each step, means over clients.
-        last_steps: By client, the step in which its discriminator was last trained.
+        last_steps: By client, the step in which it last trained a discriminator.
         sheets: Pictures of the training by step, as bytes.
         made: Pools of images by level of A_f, as clients train on them.
         labels: Their labels.
@@ -175,9 +180,14 @@ class State:
 
 @dataclass(frozen=True)
 class StoredDiscriminator:
-    """In a client's store: its discriminator with its Adam, as `gan.pack` lays them out."""
+    """In a client's store: the discriminator with the client's Adam, as `gan.pack` lays them out.
+
+    Attributes:
+        first_step: The first step with the cohort in which it was trained last.
+    """
 
     values: Tensor
+    first_step: int = 0
 
 
 DISCRIMINATOR = "discriminator"  # its key in a client's store

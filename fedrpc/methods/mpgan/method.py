@@ -1,15 +1,15 @@
 """MP-GAN (a thesis on multi-path-generator GANs): clients' discriminators teach a generator, whose images join FedAvg.
 
 Set-up is the GAN phase: in each step the server sends one batch of every path to the cohort, each client takes a step
-of its own discriminator and returns the gradient of the generator loss with respect to the images, and the server moves
+of its discriminator and returns the gradient of the generator loss with respect to the images, and the server moves
 each path along the mean. Rounds are FedAvg, from some round on with floor(A_f n_k) labelled images for client k.
 
 Departs from the thesis and its code:
 - Labels come from the global classifier after a warm-up, where it is confident, the same number of each class. The code
   has them from a classifier trained on all clients' raw data: `labels = "oracle"`, for comparison only, and marked so.
 - Each client has a discriminator of its own, as the text says; all start equal. In the code all clients share one:
-  `discriminators = "shared"`, which travels to each new cohort and back (its mean, where a cohort has several clients),
-  while each client keeps an Adam of its own for it.
+  `discriminators = "shared"`, which goes to a cohort for `cohort_steps` and comes back (the mean of those that were
+  trained, where the cohort has several clients), while each client keeps an Adam of its own for it.
 - One generator step for the mean over the cohort, not one for each client's batch: clients work at the same time.
 - Images are 32x32 (the code: 64x64) in [-1, 1], whatever the run's normalisation is; smaller ones are padded with the
   least value. The target for real images is 0.9.
@@ -51,21 +51,24 @@ from fedrpc.methods.mpgan.augment import (
     distribute_level,
     iterate_real,
 )
-from fedrpc.methods.mpgan.client import load_discriminator, sample_real, save_discriminator
+from fedrpc.methods.mpgan.client import load_discriminator, require_shared, sample_real, save_discriminator
 from fedrpc.methods.mpgan.game import Canvas, Game, build_gan_record, play_step
 from fedrpc.methods.mpgan.gan import MultiPath, compute_feedback, discriminator_loss
 from fedrpc.methods.mpgan.messages import (
     AUGMENT,
+    GAN_RETURN,
     GAN_STEP,
     ORACLE,
     PERFECT,
     REPORTED,
+    SHARED,
     Feedback,
     GanParams,
     GeneratedImages,
     LabelledPortion,
     MpGanParams,
     State,
+    TrainedDiscriminator,
     build_portion_key,
 )
 from fedrpc.methods.mpgan.schedule import count_added_images
@@ -167,7 +170,9 @@ class GanMethod(Method[State, G]):
 
     @on(GAN_STEP)
     def gan_step(self, ctx: ClientContext[G], msg: GeneratedImages) -> Feedback:
-        """Takes a step of the client's own discriminator, then computes its feedback on the same images."""
+        """Takes a step of the discriminator, then computes its feedback on the same images."""
+        if ctx.params.discriminators == "shared" and msg.discriminator is None:
+            require_shared(ctx, ctx.params.find_first_step(ctx.step))
         discriminator, optimizer = load_discriminator(ctx, lambda: self.build_discriminator(ctx.env))
         if msg.discriminator is not None:
             load(discriminator, msg.discriminator)
@@ -180,8 +185,18 @@ class GanMethod(Method[State, G]):
         optimizer.step()
         gradient, generator_loss = compute_feedback(discriminator, generated, generated_y)
         save_discriminator(ctx, discriminator, optimizer)
-        returned = read_tensors(discriminator) if ctx.params.returns_discriminator(ctx.step) else None
-        return Feedback(gradient.cpu(), float(loss.detach()), generator_loss, returned)
+        return Feedback(gradient.cpu(), float(loss.detach()), generator_loss)
+
+    @on(GAN_RETURN)
+    def return_discriminator(self, ctx: ClientContext[G], msg: Nothing) -> TrainedDiscriminator:
+        """Gives the shared discriminator back; the phase's steps count cohorts."""
+        require_shared(ctx, ctx.step * ctx.params.cohort_steps)
+        discriminator, _ = load_discriminator(ctx, lambda: self.build_discriminator(ctx.env))
+        return TrainedDiscriminator(read_tensors(discriminator))
+
+    def describe_caveat(self, params: G) -> str:
+        """Says that clients share a discriminator, if they do."""
+        return SHARED if params.discriminators == "shared" and params.gan is None else ""
 
     # Labelling
 
@@ -288,7 +303,7 @@ class GanMethod(Method[State, G]):
     def cost(self, shapes: Shapes[G]) -> Cost:
         """FedAvg's; 4 P b d_x both ways for each GAN step of each client; each image and its label once.
 
-        A shared discriminator goes down to each cohort of the GAN phase, and up.
+        A shared discriminator goes down to each cohort of the GAN phase, and up but from the last.
         """
         env, p, cost = shapes.env, shapes.env.params, FedAvg().cost(shapes)
         asked = min(env.cohort_size, sum(count > 0 for count in shapes.num_examples))
@@ -307,11 +322,13 @@ class GanMethod(Method[State, G]):
         return cost.add("down", Kind.SCALARS, 8 * sum(size > 0 for size in sizes), at_most=True)
 
     def _add_discriminators(self, cost: Cost, env: Env[G], asked: int) -> None:
-        visits = sum(map(env.params.returns_discriminator, range(self.count_steps(env.params)[GAN_STEP.name])))
-        if visits:
-            size = count_payload_bytes(read_tensors(self.build_discriminator(env)))
-            for direction in ("down", "up"):
-                cost.add(direction, Kind.WEIGHTS, visits * asked * size)
+        steps = self.count_steps(env.params)[GAN_STEP.name]
+        if env.params.discriminators == "own" or not steps:
+            return
+        size = count_payload_bytes(read_tensors(self.build_discriminator(env)))
+        returned = sum(map(env.params.is_returned_after, range(steps)))
+        cost.add("down", Kind.WEIGHTS, (returned + 1) * asked * size)
+        cost.add("up", Kind.WEIGHTS, returned * asked * size)
 
     def generate_pictures(self, state: State, env: Env[G], count: int, rng: np.random.Generator) -> Pictures | None:
         """Fresh images of each path, pictures of the training, and the images that clients were given."""
@@ -334,7 +351,10 @@ class MpGan(GanMethod[MpGanParams]):
 
     def describe_caveat(self, params: MpGanParams) -> str:
         """Says that images are real, or that labels come from the oracle, if they do."""
-        return PERFECT if self.takes_real(params) else ORACLE if params.labels == "oracle" else ""
+        if self.takes_real(params):
+            return PERFECT
+        told = [ORACLE] if params.labels == "oracle" else []
+        return "; ".join([*told, *filter(None, [super().describe_caveat(params)])])
 
     def takes_real(self, params: MpGanParams) -> bool:
         """Whether clients get real images that nobody has."""

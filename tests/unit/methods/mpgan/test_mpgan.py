@@ -20,9 +20,19 @@ import torch
 from fedrpc.client.context import AnswerContext
 from fedrpc.errors import ConfigError
 from fedrpc.methods.mpgan.augment import LabelledPool, collect_pool
+from fedrpc.methods.mpgan.conditional import MpGanAc
 from fedrpc.methods.mpgan.game import Canvas, Game
-from fedrpc.methods.mpgan.messages import ORACLE, PERFECT, GeneratedImages, LabelledPortion, State, StoredDiscriminator
+from fedrpc.methods.mpgan.messages import (
+    ORACLE,
+    PERFECT,
+    SHARED,
+    GeneratedImages,
+    LabelledPortion,
+    State,
+    StoredDiscriminator,
+)
 from fedrpc.methods.mpgan.method import GanMethod, MpGan
+from fedrpc.methods.phases import ClientId
 from fedrpc.methods.runtime import SETUP_ROUND
 from fedrpc.wire import stored
 from fedrpc.wire.envelope import Envelope
@@ -85,76 +95,137 @@ def test_every_client_has_a_discriminator_of_its_own(tmp_path):
     assert all(not torch.equal(discriminators[0].values, other.values) for other in discriminators[1:])
 
 
-@pytest.mark.parametrize("method", ["mpgan", "mpgan-ac"])
-@pytest.mark.parametrize("fraction", [1.0, 0.5, 0.25])
-def test_a_shared_discriminator_goes_to_each_cohort_and_back(method, fraction):
-    wanted = SMALL | {"discriminators": "shared", "steps": 5, "cohort_steps": 2}
+def play_shared(method: str = "mpgan", fraction: float = 1.0, *, absent: Any = None, **params: Any) -> Played:
+    wanted = SMALL | {"discriminators": "shared"} | params
     if method == "mpgan-ac":
         del wanted["tau"]
-    run = run_in_memory(problem_of(method, fraction=fraction, params=wanted), 0)
-    assert run.measured() == run.predicted()
-    size = sum(
-        tensor.nbytes for tensor in run.problem.method.build_discriminator(run.problem.env).state_dict().values()
+    return run_in_memory(
+        problem_of(method, fraction=fraction, params=wanted), 0, **({"absent": absent} if absent else {})
     )
-    visits = 3 * int(4 * fraction)
-    assert run.measured()["down"]["weights"] == run.measured()["up"]["weights"] == visits * size
+
+
+@pytest.fixture
+def averaged(monkeypatch: pytest.MonkeyPatch) -> list[dict[ClientId, int]]:
+    """Fills with how many steps the discriminator that each client gave back has been trained, by cohort."""
+    found: list[dict[ClientId, int]] = []
+    return_discriminator = GanMethod.return_discriminator
+
+    def keep(method: Any, ctx: Any, msg: Any) -> Any:
+        answer = return_discriminator(method, ctx, msg)
+        counted = int(answer.discriminator["layers.3.num_batches_tracked"])
+        found.extend({} for _ in range(1 + ctx.step - len(found)))
+        found[ctx.step][ctx.client] = counted // BATCHES
+        return answer
+
+    monkeypatch.setattr(GanMethod, "return_discriminator", keep)
+    return found
+
+
+BATCHES = 5  # that a discriminator's BatchNorm sees in a step: a real one, and those of two paths for each loss
+
+
+@pytest.mark.parametrize("method", ["mpgan", "mpgan-ac"])
+@pytest.mark.parametrize(("fraction", "steps"), [(1.0, 5), (0.5, 5), (0.25, 4), (0.25, 2), (1.0, 0)])
+def test_a_shared_discriminator_goes_to_each_cohort_and_comes_back_for_the_next(method, fraction, steps):
+    run = play_shared(method, fraction, steps=steps, cohort_steps=2)
+    assert run.measured() == run.predicted()
+    discriminator = run.problem.method.build_discriminator(run.problem.env)
+    size = int(4 * fraction) * sum(tensor.nbytes for tensor in discriminator.state_dict().values())
+    cohorts = math.ceil(steps / 2)
+    assert run.measured()["down"].get("weights", 0) == cohorts * size
+    assert run.measured()["up"].get("weights", 0) == max(0, cohorts - 1) * size
     assert run.state.discriminator is None, "the GAN phase is over"
 
 
-def play_shared(fraction: float, **params: Any) -> Played:
-    return run_in_memory(
-        problem_of("mpgan", fraction=fraction, params=SMALL | {"discriminators": "shared"} | params), 0
-    )
+def test_a_shared_discriminator_is_trained_by_one_client_after_the_other(averaged):
+    shared = play_shared(fraction=0.25, steps=8, cohort_steps=2)
+    own = play_shared(fraction=0.25, steps=8, cohort_steps=2, discriminators="own")
+    assert [asked for asked in shared.asked if asked[1] == "gan_step"] == own.asked
+    assert torch.equal(own.state.losses[:2], shared.state.losses[:2])
+    assert not torch.equal(own.state.losses[2:], shared.state.losses[2:]), "a new client goes on from the last one's"
+    assert [[*steps.values()] for steps in averaged] == [[2], [4], [6]]
 
 
-def test_a_shared_discriminator_is_trained_by_one_client_after_the_other():
-    returned: list[dict[str, torch.Tensor]] = []
-    take = Game.take_discriminator
+def test_a_cohorts_discriminators_are_averaged():
+    back, sent = [], []
+    return_discriminator, address = GanMethod.return_discriminator, Game.address
 
-    def keep(game: Game, discriminator: dict[str, torch.Tensor]) -> None:
-        returned.append({name: tensor.clone() for name, tensor in discriminator.items()})
-        take(game, discriminator)
+    def keep(method: Any, ctx: Any, msg: Any) -> Any:
+        back.append(return_discriminator(method, ctx, msg))
+        return back[-1]
 
-    with patch.object(Game, "take_discriminator", keep):
-        shared = play_shared(0.25, steps=4, cohort_steps=1)
-    own = play_shared(0.25, steps=4, cohort_steps=1, discriminators="own")
-    assert own.asked == shared.asked
-    assert torch.equal(own.state.losses[0], shared.state.losses[0])
-    assert not torch.equal(own.state.losses[1:], shared.state.losses[1:]), "a new client goes on from the last one's"
-    batches = [int(tensors["layers.3.num_batches_tracked"]) for tensors in returned]
-    assert batches == [batches[0] * (1 + number) for number in range(4)], "what each client trained is kept"
+    def look(game: Game, step: int, message: GeneratedImages) -> Any:
+        sent.append(game.discriminator)
+        return address(game, step, message)
 
-
-def test_a_client_that_missed_the_shared_discriminator_gets_it_later():
-    params = SMALL | {"discriminators": "shared", "steps": 4, "cohort_steps": 2}
-    absent = lambda index, phase, step, client: (phase, step, client) == ("gan_step", 0, 2)  # noqa: E731
-    run, whole = (run_in_memory(problem_of("mpgan", params=params), 0, **kwargs) for kwargs in ({"absent": absent}, {}))
-    assert run.measured()["down"]["weights"] == whole.measured()["down"]["weights"], "in step 1, in place of step 0"
-    assert run.measured()["up"]["weights"] == whole.measured()["up"]["weights"]
+    with patch.object(GanMethod, "return_discriminator", keep), patch.object(Game, "address", look):
+        play_shared(steps=2, cohort_steps=1)
+    assert len(back) == 4
+    for name, tensor in sent[1].items():
+        mean = torch.stack([answer.discriminator[name].double() for answer in back]).mean(0)
+        torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-9)
+        assert tensor.dtype == sent[0][name].dtype
 
 
-@pytest.mark.parametrize("wrong", [None, {"other": torch.zeros(1)}, {"layers.0.weight": torch.zeros(1)}])
-def test_an_answer_without_the_right_discriminator_counts_as_missing(wrong):
-    answer = GanMethod.gan_step
+def test_a_client_that_missed_a_step_begins_again_with_the_shared_discriminator(averaged):
+    def absent(index: int, phase: str, step: int, client: int) -> bool:
+        return (phase, step) == ("gan_step", 3 if client == 2 else 4) and client in (2, 3)
 
-    def answer_wrongly(method: Any, ctx: Any, msg: GeneratedImages) -> Any:
-        right = answer(method, ctx, msg)
-        return replace(right, discriminator=wrong) if ctx.client == 1 else right
-
-    with patch.object(GanMethod, "gan_step", answer_wrongly):
-        run = play_shared(1.0, steps=1)
-    assert [*run.state.last_steps] == [0, 2, 3]
+    run = play_shared(steps=7, cohort_steps=3, absent=absent)
+    assert averaged == [dict.fromkeys(range(4), 3), {0: 6, 1: 6, 2: 5, 3: 4}]
+    assert run.measured()["down"]["weights"] > run.predicted()["down"]["weights"], "client 3 was given it twice"
 
 
-def test_a_discriminator_that_nobody_wanted_counts_as_missing():
-    answer = GanMethod.gan_step
+@pytest.mark.parametrize("lost", ["all", "the last cohort's"])
+def test_a_client_whose_store_lost_the_shared_discriminator_begins_again(averaged, lost):
+    gan_step, earlier = GanMethod.gan_step, []
 
-    def answer_too_much(method: Any, ctx: Any, msg: GeneratedImages) -> Any:
-        right = answer(method, ctx, msg)
-        return replace(right, discriminator={"other": torch.zeros(1)}) if ctx.client == 1 else right
+    def lose(method: Any, ctx: Any, msg: GeneratedImages) -> Any:
+        if (ctx.client, ctx.step) == (1, 2):
+            earlier.append(ctx.store.get("discriminator", StoredDiscriminator))
+        if (ctx.client, ctx.step) == (1, 6):
+            ctx.store.delete("discriminator")
+            if lost != "all":
+                ctx.store.put("discriminator", earlier[0])
+        return gan_step(method, ctx, msg)
 
-    with patch.object(GanMethod, "gan_step", answer_too_much):
-        assert [*play(rounds=0, steps=1).state.last_steps] == [0, 2, 3]
+    with patch.object(GanMethod, "gan_step", lose):
+        play_shared(steps=9, cohort_steps=4)
+    assert averaged[1] == {0: 8, 1: 5, 2: 8, 3: 8}, "not one of before, which would stand for the others'"
+
+
+def far_away(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor + 1e30 if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def with_another(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {**tensors, "other": torch.zeros(1)}
+
+
+@pytest.mark.parametrize("spoil", [far_away, with_another, lambda _: {}])
+def test_a_wrong_discriminator_is_not_averaged(spoil):
+    return_discriminator = GanMethod.return_discriminator
+
+    def answer_wrongly(method: Any, ctx: Any, msg: Any) -> Any:
+        right = return_discriminator(method, ctx, msg)
+        if ctx.client != 1:
+            return right
+        return replace(right, discriminator=spoil(right.discriminator))
+
+    with patch.object(GanMethod, "return_discriminator", answer_wrongly):
+        run = play_shared(steps=4, cohort_steps=2)
+    without = play_shared(steps=4, cohort_steps=2, absent=lambda *asked: asked[1] == "gan_return" and asked[3] == 1)
+    assert torch.equal(run.state.losses, without.state.losses)
+    assert bool(torch.isfinite(run.state.losses).all())
+
+
+def test_a_shared_discriminator_is_a_release_without_a_guarantee_and_the_run_says_so():
+    run = play_shared(steps=3, cohort_steps=2)
+    rows = [row for row in run.released if row["kind"] == "weights"]
+    assert len(rows) == 4
+    assert all(row["mechanism"] is None and "no guarantee" in row["covers"] for row in rows)
+    assert MpGan().describe_caveat(run.problem.params) == SHARED
+    assert MpGanAc().describe_caveat(play_shared("mpgan-ac", steps=0).problem.params) == SHARED
 
 
 class FakeStore(dict[str, bytes]):
@@ -339,11 +410,11 @@ def test_the_gan_phase_resumes_from_a_save(discriminators):
         again.steps = steps[-1]
         return whole, await method.setup(saved[-1], again)
 
-    wanted = SMALL | {"save_every": 2, "discriminators": discriminators}  # within the first cohort's steps
-    with InMemoryFederation(problem_of("mpgan", params=wanted)) as federation:
+    wanted = SMALL | {"steps": 7, "save_every": 3, "cohort_steps": 2, "discriminators": discriminators}
+    with InMemoryFederation(problem_of("mpgan", fraction=0.5, params=wanted)) as federation:
         whole, resumed = asyncio.run(play_and_resume(federation))
     assert stored.dumps(whole) == stored.dumps(resumed)
-    assert len(whole.losses) == 3
+    assert len(whole.losses) == 7
     assert whole.moments == {}
 
 
