@@ -21,6 +21,7 @@ from fedrpc.report.paper_earlier import EARLIER, write_earlier
 from fedrpc.report.paper_plots import plot_curves, plot_rows
 from fedrpc.report.paper_table import format_results
 from fedrpc.report.paper_words import (
+    NONE,
     VERDICTS,
     Results,
     describe_changes,
@@ -40,7 +41,7 @@ from fedrpc.report.paper_words import (
 from fedrpc.report.sheet import write_text
 from fedrpc.report.words import pluralize, write_markdown_row
 from fedrpc.study.experiment import NOT, is_experiment, list_names, read_experiment
-from fedrpc.study.experiment_union import unite_results
+from fedrpc.study.experiment_union import rejudge_results, unite_results
 
 VARIATIONS, PLOTS = "variations", "plots"
 ALL = "all methods"  # the paper of an experiment that is of no single one; it comes last
@@ -52,12 +53,20 @@ _HEAD = """\
 no figure is typed by hand. With an experiment's `results.json` as a further argument it adds that one, or the seeds and
 rows of it that were missing. Experiments that nobody has run yet are [listed at the end](#not-run-yet).
 
-**The rule** for verdicts was written before the runs (`fedrpc/study/experiment.py`). A claim is about two rows and one
-measure. It holds if the mean difference over the seeds has the claimed direction and exceeds the claimed margin. It is
-**reproduced** if it holds, the 95 % interval of the difference less the margin (Student's, paired by seed) excludes 0,
-and there are three seeds or more; **partly** reproduced if it only holds; otherwise **not**. With three seeds the
-interval is wide, and many a true difference comes out as *partly*. Experiments are reduced in size unless they say
-otherwise: a verdict is about the claim at that size, in this implementation.
+**The rule** for verdicts was written before the runs (`fedrpc/study/experiment.py`). A claim is about one measure of
+two rows. It holds if the mean difference over the seeds has the claimed direction and exceeds the margin that is asked.
+It is **reproduced** if it holds, the 95 % interval of the difference (Student's, paired by seed) excludes the margin,
+and there are three seeds or more; **partly** reproduced if it only holds; otherwise **not**: *beyond chance* if the
+interval excludes the margin, else *within chance*. With three seeds the interval is wide: *partly* and *not, within
+chance* are both undecided. Of forty differences that are none, one would come out as *reproduced* by chance.
+± is the standard deviation over seeds (n - 1).
+
+**What to hold against it.** We put the claims into rows, measures and margins, some of them after first results were
+seen; what was added or changed then is a control of ours or says so. That seeds can be excluded, and that controls are
+counted apart, came after first runs, too. The papers give no margins, so these are ours, and mostly not of which rounds
+their figures are: Fed-ZDA's stand beside our last ten rounds, FedDPMS's beside our best. Other settings were tried
+where a claim had failed. Experiments are reduced in size unless they say otherwise, and our baselines are often better
+than the papers', which leaves less to gain: a verdict is about the claim at that size, in this implementation.
 """
 
 
@@ -89,6 +98,8 @@ def write_report(folder: Path, more: Sequence[Path] = ()) -> None:
             results = unite_results(read_results(place), results)
         place.parent.mkdir(parents=True, exist_ok=True)
         write_text(place, format_results(results))
+    for path in _list_paths(folder):
+        write_text(path, format_results(read_results(path)))
     pages = make_report(folder)
     (folder / PLOTS).mkdir(parents=True, exist_ok=True)
     for stale in {*(folder / PLOTS).glob("*.svg")} - {folder / name for name in pages}:
@@ -98,7 +109,11 @@ def write_report(folder: Path, more: Sequence[Path] = ()) -> None:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """Reads one file of results; raises ConfigError unless it has all that the report needs."""
+    """Reads one file of results and judges it by the experiment's claims of now.
+
+    Raises:
+        ConfigError: It does not have all that the report needs.
+    """
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
         lacking = [name for name in _NEEDED if name not in found]
@@ -110,7 +125,7 @@ def read_results(path: Path) -> dict[str, Any]:
             f"{path} has no {', no '.join(lacking)}, as results of an older version have; "
             "collect it again: `fedrpc paper NAME --show --out FOLDER` with the folder of its runs"
         )
-    return found
+    return rejudge_results(found)
 
 
 def name_results(results: Results) -> str:
@@ -145,9 +160,8 @@ def make_report(folder: Path) -> dict[str, str]:
 
 def read_entries(folder: Path) -> list[Entry]:
     """All results of a folder, by paper; of an experiment that was only run with changes, the first stands for it."""
-    paths = [*sorted(folder.glob("*.json")), *sorted((folder / VARIATIONS).glob("*.json"))]
     found: dict[str, list[Results]] = {}
-    for path in paths:
+    for path in _list_paths(folder):
         results = read_results(path)
         found.setdefault(name_entry(results), []).append(results)
     entries = [Entry(first, others) for first, *others in found.values()]
@@ -156,36 +170,47 @@ def read_entries(folder: Path) -> list[Entry]:
     )
 
 
+def _list_paths(folder: Path) -> list[Path]:
+    return [*sorted(folder.glob("*.json")), *sorted((folder / VARIATIONS).glob("*.json"))]
+
+
 # The summary
 
 
 def _write_summary(entries: Sequence[Entry]) -> list[str]:
-    claims = [claim for entry in entries for claim in entry.results["claims"]]
-    num = sum(bool(entry.results["claims"]) for entry in entries)
-    theirs, ours = ([claim for claim in claims if claim["control"] is control] for control in (False, True))
-    told = (
-        f"{pluralize(len(theirs), 'claim')} of the papers in {pluralize(num, 'experiment')}: {_count_verdicts(theirs)}."
-    )
-    if ours:
-        told += f" Controls of ours, which no paper claims, are apart: {_count_verdicts(ours)}."
+    claims = [(entry.results["paper"], claim) for entry in entries for claim in entry.results["claims"]]
+    num_theirs, num = sum(not claim["control"] for _, claim in claims), sum(bool(e.results["claims"]) for e in entries)
+    told = f"{pluralize(num_theirs, 'claim')} of the papers in {pluralize(num, 'experiment')}"
     lines = [
         "## All claims",
         "",
-        told,
-        "Figures are of the row that the claim is about, against those of the row that it is compared to, over the",
-        "seeds that both have; *ahead by* is their difference in the claimed direction, less the claimed margin, with",
-        "its 95 % interval: below 0, the claim does not hold.",
+        f"{told}, and controls of ours, which no paper claims, apart:",
         "",
-        "| paper | claim | measure | paper's figures | ours | ahead by | verdict |",
-        "|---|---|---|---|---|---|---|",
+        *_count_by_paper(claims),
+        "",
+        "Figures are of the row that the claim is about, against those of the row that it is compared to, over the",
+        "seeds that both have. *Difference* is between the two, above 0 in the claimed direction, with its 95 %",
+        "interval. *Margin* is what the claim asks of it, if not just more than 0.",
+        "",
+        "| paper | claim | measure | paper's figures | ours | difference | margin | verdict |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     return lines + [_write_claim(entry, claim) for entry in entries for claim in entry.results["claims"]]
 
 
-def _count_verdicts(claims: Sequence[Results]) -> str:
-    counts = Counter(claim["verdict"] for claim in claims)
-    told = VERDICTS | {None: "without a verdict"}  # there may be runs that do not count
-    return ", ".join(f"{counts[verdict]} {word}" for verdict, word in told.items() if verdict or counts[verdict])
+def _count_by_paper(claims: Sequence[tuple[str, Results]]) -> list[str]:
+    """A table of verdicts: a line for each paper, and one for all controls."""
+    idle = {None: "without a verdict"} if any(claim["verdict"] is None for _, claim in claims) else {}
+    told = {
+        verdict: word for verdict, word in VERDICTS.items() if verdict
+    } | idle  # there may be runs that do not count
+    counts: dict[str, Counter[str | None]] = {}
+    for paper, claim in sorted(claims, key=lambda pair: bool(pair[1]["control"])):
+        counts.setdefault("controls of ours" if claim["control"] else paper, Counter())[claim["verdict"]] += 1
+    lines = [write_markdown_row("claims", *told.values()), f"|---|{'---:|' * len(told)}"]
+    return lines + [
+        write_markdown_row(name, *(str(count[verdict] or NONE) for verdict in told)) for name, count in counts.items()
+    ]
 
 
 def _write_claim(entry: Entry, claim: Results) -> str:
@@ -196,7 +221,8 @@ def _write_claim(entry: Entry, claim: Results) -> str:
         claim["says"],
         describe_measure(claim["measure"]),
         *list_pairs(results, claim),
-        format_interval(claim["difference"]),
+        format_interval(claim),
+        f"{claim['by']:+g}" if claim["by"] else NONE,
     ]
     told = "; ".join([f"**{describe_verdict(claim)}**", *_list_reservations(entry, claim)])
     return write_markdown_row(*cells, told)
@@ -209,16 +235,12 @@ def _list_reservations(entry: Entry, claim: Results) -> list[str]:
 
 
 def describe_attempts(entry: Entry, claim: Results) -> str:
-    """What came of a claim with other settings."""
-    found = [
-        (other, each)
-        for other in entry.variations
-        for each in other["claims"]
-        if each["says"] == claim["says"] and each["verdict"] is not None
-    ]
-    if not found:
-        return "no other settings tried yet"
-    return "; ".join(f"{describe_verdict(each)} with {describe_changes(other['changes'])}" for other, each in found)
+    """What came of a claim with other settings, which its section names."""
+    found = Counter(
+        each["verdict"] for other in entry.variations for each in other["claims"] if each["says"] == claim["says"]
+    )
+    told = [f"{VERDICTS[verdict]} {found[verdict]}" for verdict in VERDICTS if verdict and found[verdict]]
+    return f"with other settings: {', '.join(told)}" if told else "no other settings tried yet"
 
 
 # Sections
@@ -235,7 +257,7 @@ def write_section(entry: Entry, plots: Sequence[str]) -> list[str]:
         "",
     ]
     for claim in results["claims"]:
-        told = f"**{describe_verdict(claim)}**: {claim['says']} ({describe_difference(claim['difference'])})"
+        told = f"**{describe_verdict(claim)}**: {claim['says']} ({describe_difference(claim)})"
         lines.append("; ".join([f"- {told}", *_list_reservations(entry, claim)]))
     lines += ["", *write_table(results), ""]
     for name in plots:
@@ -279,7 +301,10 @@ def write_table(results: Results) -> list[str]:
     names, printed = results["measures"], find_printed(results)
     heads = list_heads(names, printed)
     lines = [write_markdown_row("", *heads), f"|---|{'---:|' * len(heads)}"]
-    return lines + [write_markdown_row(row["name"], *list_cells(row, names, printed)) for row in list_run(results)]
+    return lines + [
+        write_markdown_row(row["name"], *list_cells(row, names, printed, len(results["seeds"])))
+        for row in list_run(results)
+    ]
 
 
 def _write_variations(entry: Entry) -> list[str]:
@@ -287,7 +312,7 @@ def _write_variations(entry: Entry) -> list[str]:
     if not entry.variations:
         return []
     heads = [describe_changes(each["changes"]) for each in entry.variations]
-    lines = ["With other settings (ahead by, and the verdict there):", ""]
+    lines = ["With other settings (difference, and the verdict there):", ""]
     lines += [write_markdown_row("claim", "as above", *heads), f"|---|---|{'---|' * len(heads)}"]
     for claim in entry.results["claims"]:
         others = [_find_claim(each, claim["says"]) for each in entry.variations]
@@ -303,7 +328,7 @@ def _find_claim(results: Results, says: str) -> Results | None:
 def _describe_briefly(claim: Results | None) -> str:
     if claim is None or claim["verdict"] is None:
         return "-"
-    return f"{format_interval(claim['difference'])}: {describe_verdict(claim)}"
+    return f"{format_interval(claim)}: {describe_verdict(claim)}"
 
 
 if __name__ == "__main__":

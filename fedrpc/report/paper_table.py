@@ -50,9 +50,9 @@ def show_results(results: Results, console: Console) -> None:
     for head in list_heads(results["measures"], printed):
         table.add_column(head, justify="right")
     for row in list_run(results):
-        table.add_row(row["name"], *list_cells(row, results["measures"], printed))
+        table.add_row(row["name"], *list_cells(row, results["measures"], printed, len(results["seeds"])))
     console.print(table)
     for claim in results["claims"]:
         words = Text(f"{describe_verdict(claim)}: ", style=_STYLES[claim["verdict"]])
-        told = f"{claim['says']} ({describe_difference(claim['difference'])})"
+        told = f"{claim['says']} ({describe_difference(claim)})"
         console.print(words + Text("; ".join([told, *describe_reservations(claim)])), soft_wrap=True)

@@ -26,16 +26,21 @@ def format_value(measure: str, value: float | None) -> str:
     return format_size(value) if measure == "bytes" else f"{value:,.{_count_decimals(measure, value)}f}"
 
 
-def format_summary(measure: str, found: Mapping[str, Any] | None) -> str:
-    """A mean with its deviation over seeds, to the same place; none where all seeds have the same."""
+def format_summary(measure: str, found: Mapping[str, Any] | None, num_seeds: int | None = None) -> str:
+    """A mean with its deviation over seeds, to the same place; none where all seeds have the same.
+
+    Args:
+        num_seeds: Of the experiment; how many seeds a mean is of is told where it is of fewer.
+    """
     if found is None:
         return NONE
     told = format_value(measure, found["mean"])
+    few = f", {pluralize(found['n'], 'seed')}" if num_seeds and found["n"] < num_seeds else ""
     if not found["sd"]:
-        return told
+        return told + few
     decimals = _count_decimals(measure, found["mean"])
     spread = format_size(found["sd"]) if measure == "bytes" else f"{found['sd']:,.{decimals}f}"
-    return f"{told} ± {spread}"
+    return f"{told} ± {spread}{few}"
 
 
 def _count_decimals(measure: str, value: float) -> int:
@@ -56,7 +61,10 @@ def describe_verdict(claim: Results) -> str:
     if found is None and claim["left_out"]:
         return "no verdict"
     few = _FEW.get(found["n"]) if found else None
-    return VERDICTS[claim["verdict"]] + (f", {few}" if few else "")
+    told = VERDICTS[claim["verdict"]] + (f", {few}" if few else "")
+    if claim["verdict"] != NOT or found is None or found["high"] is None:
+        return told
+    return f"{told} ({'beyond' if found['high'] < 0 else 'within'} chance)"
 
 
 def describe_reservations(claim: Results) -> list[str]:
@@ -64,39 +72,43 @@ def describe_reservations(claim: Results) -> list[str]:
     told = ["a control of ours"] if claim["control"] else []
     if claim["left_out"]:
         seeds = f"{'seeds' if len(claim['left_out']) > 1 else 'seed'} {', '.join(map(str, claim['left_out']))}"
-        told.append(f"{seeds} left out, where not all of this is there: {describe_measure(claim['needs'])}")
+        told.append(f"{seeds} excluded, where this is below 100: {describe_measure(claim['needs'])}")
     return [*told, *([claim["caveat"]] if claim["caveat"] else [])]
 
 
-def describe_difference(found: Mapping[str, Any] | None) -> str:
-    """A claim's difference beyond its margin, in the claimed direction, with its interval."""
+def describe_difference(claim: Results) -> str:
+    """A claim's difference, in the claimed direction, with its interval and its margin."""
+    found, by = claim["difference"], claim["by"]
     if found is None:
-        return "no seed has both rows as needed"
-    interval = "" if found["low"] is None else f", 95 % from {found['low']:+.3g} to {found['high']:+.3g}"
-    return f"ahead by {found['mean']:+.3g}{interval}; in {found['better']} of {pluralize(found['n'], 'seed')}"
+        return "no seed has all rows as needed"
+    interval = "" if found["low"] is None else f", 95 % from {found['low'] + by:+.3g} to {found['high'] + by:+.3g}"
+    margin = f", where more than {by:+g} is asked" if by else ""
+    told = f"difference {found['mean'] + by:+.3g}{interval}{margin}"
+    return f"{told}; as claimed in {found['better']} of {pluralize(found['n'], 'seed')}"
 
 
-def format_interval(found: Mapping[str, Any] | None) -> str:
-    """A difference with its interval over seeds."""
+def format_interval(claim: Results) -> str:
+    """A claim's difference with its interval over seeds."""
+    found, by = claim["difference"], claim["by"]
     if found is None:
         return NONE
-    interval = "" if found["low"] is None else f" ({found['low']:+.3g} to {found['high']:+.3g})"
-    return f"{found['mean']:+.3g}{interval}"
+    interval = "" if found["low"] is None else f" ({found['low'] + by:+.3g} to {found['high'] + by:+.3g})"
+    return f"{found['mean'] + by:+.3g}{interval}"
 
 
 def list_pairs(results: Results, claim: Results) -> tuple[str, str]:
     """The paper's figures of a claim's two rows, and ours over the seeds that count for it."""
     rows = {row["name"]: row for row in results["rows"]}
-    pair, measure = [rows[claim["row"]], rows[claim["than"]]], claim["measure"]
+    pair, measure = [rows[name] for name in (claim["row"], claim["than"]) if name], claim["measure"]
     printed = [row["paper"].get(measure) for row in pair]
-    seeds = {*pair[0]["seeds"]} & {*pair[1]["seeds"]} - {*map(str, claim["left_out"])}
+    seeds = set.intersection(*({*row["seeds"]} for row in pair)) - {*map(str, claim["left_out"])}
     ours = [
         format_summary(
             measure, summarize_values(found.get(measure) for seed, found in row["seeds"].items() if seed in seeds)
         )
         for row in pair
     ]
-    return (NONE if None in printed else f"{printed[0]:g} against {printed[1]:g}"), f"{ours[0]} against {ours[1]}"
+    return NONE if None in printed else " against ".join(f"{each:g}" for each in printed), " against ".join(ours)
 
 
 def list_run(results: Results) -> list[Results]:
@@ -147,13 +159,13 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def list_cells(row: Results, measures: Sequence[str], printed: Sequence[str]) -> list[str]:
+def list_cells(row: Results, measures: Sequence[str], printed: Sequence[str], num_seeds: int) -> list[str]:
     """The paper's figure, where the table has such a column, and ours for each measure."""
     cells = []
     for name in measures:
         value = row["paper"].get(name)
         cells += [NONE if value is None else f"{value:g}"] if name in printed else []
-        cells.append(format_summary(name, row["ours"].get(name)))
+        cells.append(format_summary(name, row["ours"].get(name), num_seeds))
     return cells
 
 

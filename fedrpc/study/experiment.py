@@ -1,7 +1,8 @@
 """An experiment of a paper: what is run, what the paper says of it, and a verdict on each of its claims.
 
-The rule was written before the runs. A claim is about two rows and one measure, and holds for a seed as far as the
-difference of the two, in the claimed direction and less the claimed margin, is above 0. Over the seeds it is
+The rule was written before the runs. A claim is about two rows and one measure, or one row and 0, and holds for a seed
+as far as the difference of the two, in the claimed direction and less the margin that is asked, is above 0. Over the
+seeds it is
 
 - **reproduced** if the mean of the differences is above 0 and their 95 % interval (Student's, paired by seed) excludes
   0;
@@ -67,6 +68,7 @@ class Claim(_Frozen):
     """That one row is higher, or lower, than another in a measure, by at least so much.
 
     Attributes:
+        than: The other row; 0 itself when there is none.
         needs: A measure in percent that both rows must have whole, where they have it, for a seed to count.
         control: Whether it is a control of ours, which the paper does not claim.
         caveat: What to know beside the verdict.
@@ -74,7 +76,7 @@ class Claim(_Frozen):
 
     says: str
     measure: str
-    than: str
+    than: str = ""
     higher: str | None = None
     lower: str | None = None
     by: float = 0.0
@@ -92,6 +94,11 @@ class Claim(_Frozen):
     def row(self) -> str:
         """The row that the claim is about."""
         return self.higher or self.lower or ""
+
+    @property
+    def rows(self) -> list[str]:
+        """The one or two rows whose runs it needs."""
+        return [name for name in (self.row, self.than) if name]
 
     @property
     def sign(self) -> int:
@@ -129,7 +136,7 @@ class Experiment(_Frozen):
         names = [row.name for row in self.rows]
         if len(set(names)) < len(names):
             raise ValueError(f"two rows have one name: {names}")
-        claimed = [name for claim in self.claims for name in (claim.row, claim.than)]
+        claimed = [name for claim in self.claims for name in claim.rows]
         for name in [*claimed, *(row.gan for row in self.rows if row.gan)]:
             if name not in names:
                 raise ValueError(f"there is no row '{name}'; rows are {', '.join(names)}")
@@ -178,10 +185,11 @@ def judge(claim: Claim, values: Mapping[str, Mapping[int, Mapping[str, float | N
         values: The measures by row and seed.
     """
     pairs = []
-    seeds = sorted(values.get(claim.row, {}).keys() & values.get(claim.than, {}).keys())
-    counted = [seed for seed in seeds if all(_is_whole(values[name][seed], claim) for name in (claim.row, claim.than))]
+    seeds = sorted(set.intersection(*(set(values.get(name, {})) for name in claim.rows)))
+    counted = [seed for seed in seeds if all(_is_whole(values[name][seed], claim) for name in claim.rows)]
     for seed in counted:
-        one, two = (values[name][seed].get(claim.measure) for name in (claim.row, claim.than))
+        one = values[claim.row][seed].get(claim.measure)
+        two = values[claim.than][seed].get(claim.measure) if claim.than else 0.0
         if one is not None and two is not None:
             pairs.append((claim.sign * one - claim.by, claim.sign * two))
     found = compare_pairs(pairs)

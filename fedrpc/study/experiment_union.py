@@ -7,13 +7,36 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedrpc.errors import ConfigError
-from fedrpc.study.experiment import Claim, judge, summarize_rows
+from fedrpc.study.experiment import Claim, is_experiment, judge, list_measures, read_experiment, summarize_rows
 
 Results = Mapping[str, Any]
 Values = dict[str, dict[int, dict[str, float | None]]]
 _VARYING = frozenset({"kernel_bytes", "client_cpu", "client_memory"})  # of the same run, from one time to the next
 _OF_CLAIMS = ("says", "measure", "than", "by", "needs", "control", "caveat")
 _SAME = ("name", "size", "changes", "reduced", "measures")
+
+
+def rejudge_results(results: Results) -> dict[str, Any]:
+    """The same runs, with the claims, the papers' figures and the notes that the experiment has now.
+
+    So a report never shows a claim in words, or by a margin, that its experiment no longer has. Unchanged when the
+    experiment is not there any more, or lacks one of the rows.
+    """
+    if not is_experiment(results["name"]):
+        return dict(results)
+    experiment, values = read_experiment(results["name"]), _read_values(results)
+    if values.keys() - experiment.papers.keys():
+        return dict(results)
+    values = {name: values.get(name, {}) for name in experiment.papers}
+    told = {
+        name: getattr(experiment, name) for name in ("title", "paper", "where", "notes", "explanations", "measures")
+    }
+    return {
+        **results,
+        **told,
+        "rows": summarize_rows(experiment.papers, list_measures(experiment), values),
+        "claims": [judge(claim, values) for claim in experiment.claims],
+    }
 
 
 def unite_results(old: Results, new: Results) -> dict[str, Any]:

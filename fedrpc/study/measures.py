@@ -12,6 +12,7 @@ from fedrpc.study.reading import Run
 
 TAIL = 10  # rounds at the end of a run over which noisy measures are averaged
 EARLY = (5, 20)  # the rounds, from 0, of a measure of how fast a method learns
+MIDDLE = (40, 70)  # the same in percent of the run
 STUDY_FILE = "study.json"  # in a run directory: what was computed of the run for an experiment
 
 
@@ -39,6 +40,12 @@ def _read_end(name: str) -> Callable[[Run], float | None]:
 
 def _read_early(run: Run) -> float | None:
     values = [value for index, value in run.curve("accuracy") if EARLY[0] <= index < EARLY[1]]
+    return statistics.fmean(values) if values else None
+
+
+def _read_middle(run: Run) -> float | None:
+    first, last = (share * int(run.summary["num_rounds"]) // 100 for share in MIDDLE)
+    values = [value for index, value in run.curve("accuracy") if first <= index < last]
     return statistics.fmean(values) if values else None
 
 
@@ -135,6 +142,7 @@ MEASURES: Mapping[str, tuple[str, Callable[[Run], float | None]]] = {
     "class_variance_end": ("variance over classes, last round", _read_end("class_variance")),
     "client_variance_end": ("variance over clients, last round", _read_end("client_variance")),
     "early": ("accuracy %, mean of rounds 6 to 20", _read_early),
+    "middle": ("accuracy %, mean of the rounds from 40 to 70 % of the run", _read_middle),
     "overhead": ("tensor bytes over FedAvg's", _read_overhead),
     "bytes": ("message bytes", _read_bytes),
     **COSTS,
@@ -144,7 +152,7 @@ MEASURES: Mapping[str, tuple[str, Callable[[Run], float | None]]] = {
     "exposure": ("% of pairs of clients where one's data reached the other", _read_exposure),
     "first_loss": ("loss in the first local epoch, last ten rounds", _read_local_losses(lambda losses: losses[0])),
     "loss_drop": (
-        "the same, less that in the last local epoch",
+        "loss in the first local epoch less that in the last, last ten rounds",
         _read_local_losses(lambda losses: losses[0] - losses[-1]),
     ),
     "dcor": ("distance correlation (root), last ten rounds", _read_correlation(-TAIL)),
@@ -157,6 +165,6 @@ MEASURES: Mapping[str, tuple[str, Callable[[Run], float | None]]] = {
     "oracle_agrees": ("% of made inputs where an oracle sees the class", _read_study("oracle_on_made")),
     "db_train": ("Davies-Bouldin, local models on own data", _read_study("local_train")),
     "db_test": ("Davies-Bouldin, local models on test data", _read_study("local_test")),
-    "db_gap": ("the difference of the two", _read_study("gap")),
+    "db_gap": ("Davies-Bouldin, test data less own data", _read_study("gap")),
     "db_change": ("Davies-Bouldin of the averaged model on test data, less that before", _read_study("change")),
 }

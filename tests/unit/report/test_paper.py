@@ -14,6 +14,7 @@ from fedrpc.report import paper
 from fedrpc.report.paper import make_report, name_results, write_report, write_table
 from fedrpc.report.paper_plots import summarize_curve
 from fedrpc.report.paper_table import format_results
+from fedrpc.study import experiment_union
 from fedrpc.study.experiment import Experiment, judge, summarize_rows
 from fedrpc.study.experiment_union import unite_results
 
@@ -72,10 +73,11 @@ def report(folder: Path, *found: dict[str, Any]) -> str:
 
 def test_papers_figures_stand_beside_ours(tmp_path: Path) -> None:
     text = report(tmp_path, results_of([50, 51, 52], [55, 56.5, 57]))
-    assert "1 claim of the papers in 1 experiment: 1 reproduced, 0 partly, 0 not reproduced." in text
+    assert "1 claim of the papers in 1 experiment" in text
+    assert "| A paper | 1 | - | - |" in text
     pair = "60.5 against 50 | 56.17 ± 1.04 against 51.00 ± 1.00"
     claim = "it is better | accuracy %, last round"
-    assert f"| A paper: [mine](#mine) | {claim} | {pair} | +5.17 (+4.45 to +5.88) | **reproduced** |" in text
+    assert f"| A paper: [mine](#mine) | {claim} | {pair} | +5.17 (+4.45 to +5.88) | - | **reproduced** |" in text
     assert "| Better & more | 60.5 | 56.17 ± 1.04 | - | 16.03 ± 0.30 |" in text
     assert "2.25 core-hours, 2.00 of them of the clients' tasks, at most 5.00 MB in a process" in text
     assert "an untested explanation: the moon" in text
@@ -98,28 +100,67 @@ def test_one_seed_is_told_with_the_verdict(tmp_path: Path, two: list[float], ver
 
 def test_what_is_not_reproduced_says_what_was_varied(tmp_path: Path) -> None:
     main = results_of([50, 51, 52], [49, 50, 51])
-    assert "**not reproduced**; no other settings tried yet |" in report(tmp_path / "alone", main)
+    assert "**not reproduced (beyond chance)**; no other settings tried yet |" in report(tmp_path / "alone", main)
     others = [
         results_of([50], [52], {"train": {"lr": 0.01}}),
         results_of([50], [48], {"partition": "shards:2,strict"}),
     ]
     text = report(tmp_path / "varied", main, *others)
-    said = "not reproduced, one seed only with partition=shards:2,strict; partly, one seed only with train.lr=0.01"
-    assert f"**not reproduced**; {said} |" in text
+    assert "**not reproduced (beyond chance)**; with other settings: partly 1, not reproduced 1 |" in text
     assert "| claim | as above | partition=shards:2,strict | train.lr=0.01 |" in text
-    assert "| it is better | -1 (-1 to -1): not reproduced | -2: not reproduced, one seed only | +2: partly" in text
+    varied = "-2: not reproduced, one seed only | +2: partly, one seed only |"
+    assert f"| it is better | -1 (-1 to -1): not reproduced (beyond chance) | {varied}" in text
     assert "no other settings" not in text
 
 
 def test_a_variation_that_left_a_claims_rows_out_tried_nothing_of_it(tmp_path: Path) -> None:
     text = report(tmp_path, results_of([50, 51], [49, 50]), results_of([50], [], {"train": {"lr": 0.01}}))
-    assert "**not reproduced, two seeds only**; no other settings tried yet |" in text
-    assert "| it is better | -1 (-1 to -1): not reproduced, two seeds only | - |" in text
+    assert "**not reproduced, two seeds only (beyond chance)**; no other settings tried yet |" in text
+    assert "| it is better | -1 (-1 to -1): not reproduced, two seeds only (beyond chance) | - |" in text
 
 
 def test_figures_are_of_the_seeds_that_the_verdict_is_of(tmp_path: Path) -> None:
     text = report(tmp_path, results_of([50, 60], [55]))
-    assert "| 55.00 against 50.00 | +5 | **partly, one seed only** |" in text
+    assert "| 55.00 against 50.00 | +5 | - | **partly, one seed only** |" in text
+    assert "| FedAvg | 50 | 55.00 ± 7.07 | 30 |" in text
+    assert "| Better & more | 60.5 | 55.00, 1 seed | - | 16.36, 1 seed |" in text
+
+
+def test_a_difference_is_told_without_its_margin(tmp_path: Path) -> None:
+    text = report(tmp_path, judged_again(results_of([50, 51, 52], [49.5, 50.4, 51.6]), by=-1.0))
+    assert "| -0.5 (-0.748 to -0.252) | -1 | **reproduced** |" in text
+    assert (
+        "(difference -0.5, 95 % from -0.748 to -0.252, where more than -1 is asked; as claimed in 3 of 3 seeds)" in text
+    )
+
+
+def test_chance_is_told_of_what_is_not_reproduced(tmp_path: Path) -> None:
+    assert "**not reproduced (within chance)**" in report(tmp_path, results_of([50, 51, 52], [45, 53, 50]))
+
+
+def judged_again(results: dict[str, Any], **values: Any) -> dict[str, Any]:
+    measured = {row["name"]: {int(seed): found for seed, found in row["seeds"].items()} for row in results["rows"]}
+    claims = [judge(claim.model_copy(update=values), measured) for claim in EXPERIMENT.claims]
+    return results | {"claims": claims}
+
+
+def test_a_claim_of_one_row_has_one_figure(tmp_path: Path) -> None:
+    text = report(tmp_path, judged_again(results_of([50, 51, 52], [-1, -2, -3]), than=""))
+    assert "| 60.5 | -2.000 ± 1.000 | -2 (-4.48 to +0.484) | - | **not reproduced (within chance)**" in text
+
+
+def test_kept_results_are_judged_by_the_claims_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = EXPERIMENT.claims[0].model_copy(update={"says": "it is worse", "higher": None, "lower": "Better & more"})
+    changed = EXPERIMENT.model_copy(update={"claims": [claim]})
+    monkeypatch.setattr(experiment_union, "is_experiment", lambda name: name == "mine")
+    monkeypatch.setattr(experiment_union, "read_experiment", lambda _: changed)
+    text = report(tmp_path, results_of([50, 51, 52], [55, 56.5, 57]))
+    assert "it is worse | accuracy %, last round" in text
+    assert "it is better" not in text
+    assert json.loads((tmp_path / "kept" / "mine.json").read_text())["claims"][0]["verdict"] == "not"
+    fewer = EXPERIMENT.model_copy(update={"rows": EXPERIMENT.rows[:1], "claims": []})
+    monkeypatch.setattr(experiment_union, "read_experiment", lambda _: fewer)
+    assert "it is better" in report(tmp_path / "other", results_of([50], [55])), "a row is gone"
 
 
 def claim_with(results: dict[str, Any], **values: Any) -> dict[str, Any]:
@@ -128,17 +169,17 @@ def claim_with(results: dict[str, Any], **values: Any) -> dict[str, Any]:
 
 def test_controls_of_ours_are_counted_apart_and_caveats_stand_beside_verdicts(tmp_path: Path) -> None:
     text = report(tmp_path, claim_with(results_of([50], [55]), control=True, caveat="by moonlight"))
-    assert "0 claims of the papers in 1 experiment: 0 reproduced, 0 partly, 0 not reproduced. Controls of ours" in text
-    assert "are apart: 0 reproduced, 1 partly, 0 not reproduced." in text
+    assert "0 claims of the papers in 1 experiment, and controls of ours" in text
+    assert "| controls of ours | - | 1 | - |" in text
     assert "| **partly, one seed only**; a control of ours; by moonlight |" in text
 
 
 def test_seeds_that_do_not_count_are_named(tmp_path: Path) -> None:
     none = claim_with(results_of([50, 51], [55, 56]), needs="given", left_out=[0, 1], difference=None, verdict=None)
-    said = "seeds 0, 1 left out, where not all of this is there: % of the levels of images that clients were given"
+    said = "seeds 0, 1 excluded, where this is below 100: % of the levels of images that clients were given"
     text = report(tmp_path, none)
-    assert f"| - against - | - | **no verdict**; {said} |" in text
-    assert "0 not reproduced, 1 without a verdict." in text
+    assert f"| - against - | - | - | **no verdict**; {said} |" in text
+    assert "| A paper | - | - | - | 1 |" in text
 
 
 def test_rows_that_were_not_run_are_named_and_not_shown(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def of(one: list[float], two: list[float]) -> dict[str, dict[int, dict[str, floa
 @pytest.mark.parametrize("name", NAMES)
 def test_what_claims_are_about_runs_at_both_sizes(name: str) -> None:
     experiment = read_experiment(name)
-    claimed = {row for claim in experiment.claims for row in (claim.row, claim.than)}
+    claimed = {row for claim in experiment.claims for row in claim.rows}
     assert not [row.name for row in experiment.rows if row.extra and row.name in claimed]
 
 
@@ -84,6 +84,14 @@ def test_verdicts(one: list[float], two: list[float], by: float, verdict: str | 
     lower = Claim(says="", measure="last", lower="two", than="one", by=by)
     mirrored = of([-value for value in one], [-value for value in two])
     assert judge(lower, mirrored)["verdict"] == verdict
+
+
+@pytest.mark.parametrize(("values", "verdict"), [([1.0, 1.1, 0.9], "reproduced"), ([-1.0, -1.1, -0.9], "not")])
+def test_a_claim_without_another_row_is_held_against_0(values: list[float], verdict: str) -> None:
+    claim = Claim(says="it rises", measure="last", higher="one")
+    found = judge(claim, of(values, []))
+    assert (found["verdict"], found["difference"]["mean"]) == (verdict, pytest.approx(values[0]))
+    assert judge(Claim(says="it falls", measure="last", lower="one"), of(values, []))["verdict"] != verdict
 
 
 def test_only_seeds_that_both_rows_have_are_compared() -> None:

@@ -42,6 +42,12 @@ def test_correlations_of_single_rounds_and_of_the_end() -> None:
     assert read("dcor", finished(0)) is None
 
 
+def test_the_middle_of_a_run_is_a_share_of_its_rounds() -> None:
+    rows = [finished(index, accuracy=index) for index in range(20)]
+    assert read("middle", *rows, num_rounds=20) == pytest.approx(10.5)
+    assert read("middle", *rows[:8], num_rounds=20) is None
+
+
 def test_local_losses_are_of_the_last_ten_rounds() -> None:
     early = [finished(index, local_losses={"0": [9.0, 8.0]}) for index in range(5)]
     late = [finished(index, local_losses={"0": [2.0, 1.0, 0.5], "1": [4.0, 1.0, 0.5]}) for index in range(5, 15)]
