@@ -10,10 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedrpc.methods.blocks.pool import Nothing
 from fedrpc.methods.method import ClientId, Env, Round
 from fedrpc.methods.mpgan.gan import Generation, build_adam
-from fedrpc.methods.mpgan.messages import GAN_RETURN, GAN_STEP, GeneratedImages, State, TrainedDiscriminator
+from fedrpc.methods.mpgan.messages import (
+    GAN_RETURN,
+    GAN_STEP,
+    GeneratedImages,
+    ReturnRequest,
+    State,
+    TrainedDiscriminator,
+)
 from fedrpc.models.state import load, load_optimizer, read_optimizer, read_tensors
 from fedrpc.wire.message import Tensors
 
@@ -105,7 +111,12 @@ class Game:
         full, begins = replace(message, discriminator=self.discriminator), step == self.rnd.params.find_first_step(step)
         return {client: full if begins or self.last_steps.get(client) != step - 1 else message for client in cohort}
 
-    def check_returned(self, _: Nothing, answer: TrainedDiscriminator) -> None:
+    def ask_back(self, step: int) -> dict[ClientId, ReturnRequest]:
+        """The question for the shared discriminator after a cohort's last step."""
+        first, losses = self.rnd.params.find_first_step(step), torch.tensor(self.losses[-1], dtype=torch.float64)
+        return dict.fromkeys(self.select_cohort(step), ReturnRequest(first, losses))
+
+    def check_returned(self, _: ReturnRequest, answer: TrainedDiscriminator) -> None:
         """Raises ValueError unless a client gave back the tensors that it was sent."""
         if _describe(answer.discriminator) != _describe(self.discriminator or {}):
             raise ValueError("the discriminator that came back has other tensors than the one that was sent")
@@ -158,8 +169,7 @@ async def play_step(game: Game, rnd: Round[Any], step: int) -> None:
         game.last_steps[reply.client] = step
     await rnd.compute(game.finish_step, step, generation, losses, feedback)
     if rnd.params.is_returned_after(step):
-        cohort = dict.fromkeys(game.select_cohort(step), Nothing())
-        returned = await rnd.mean(GAN_RETURN, cohort, check=game.check_returned)
+        returned = await rnd.mean(GAN_RETURN, game.ask_back(step), check=game.check_returned)
         if returned.clients:
             game.discriminator = returned.averaged["discriminator"]
 

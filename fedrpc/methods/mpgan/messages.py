@@ -35,7 +35,7 @@ REPORTED = (
 )
 PERFECT = "clients get real images that no client holds in place of generated ones: for comparison only"
 ORACLE = "labels of generated images come from an oracle that sees all raw data: for comparison only, not private"
-SHARED = "clients train one discriminator in turn: what one client's images taught it goes on to others"
+SHARED = "clients share a discriminator: the server and other clients get what one client's images taught it"
 
 
 class GanParams(Params):
@@ -51,7 +51,7 @@ class GanParams(Params):
     smoothing: float = Field(0.9, gt=0, le=1, description="the discriminator's target for real images")
     diversity: float = Field(0.0, ge=0, description="weight of a term at the server that pushes paths apart")
     cohort_steps: int = Field(
-        12, ge=1, description="steps with the same clients; a shared discriminator is averaged after them"
+        12, ge=1, description="steps with the same clients, after which a shared discriminator comes back"
     )
     discriminators: Literal["own", "shared"] = Field(
         "own", description="shared: one for all, which travels from cohort to cohort, as in the thesis's code"
@@ -128,6 +128,20 @@ class Feedback:
 
 
 @dataclass(frozen=True)
+class ReturnRequest:
+    """Down, after a cohort's last step: asks for the shared discriminator.
+
+    Attributes:
+        first_step: The cohort's first step.
+        losses: Of its last one, as means over the clients. They tell this question from that of an earlier attempt at
+            these steps in which other clients answered: an answer to that one must not stand for this.
+    """
+
+    first_step: int = part(Kind.SCALARS)
+    losses: Tensor = part(Kind.SCALARS)
+
+
+@dataclass(frozen=True)
 class TrainedDiscriminator:
     """Up, after a cohort's last step: the shared discriminator as the client has trained it."""
 
@@ -144,7 +158,7 @@ class LabelledPortion:
 
 
 GAN_STEP = Phase("gan_step", GeneratedImages, Feedback, same=("images",))
-GAN_RETURN = Phase("gan_return", Nothing, TrainedDiscriminator)
+GAN_RETURN = Phase("gan_return", ReturnRequest, TrainedDiscriminator)
 AUGMENT = Phase("augment", LabelledPortion, Nothing)
 
 

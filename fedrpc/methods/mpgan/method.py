@@ -67,6 +67,7 @@ from fedrpc.methods.mpgan.messages import (
     GeneratedImages,
     LabelledPortion,
     MpGanParams,
+    ReturnRequest,
     State,
     TrainedDiscriminator,
     build_portion_key,
@@ -188,15 +189,16 @@ class GanMethod(Method[State, G]):
         return Feedback(gradient.cpu(), float(loss.detach()), generator_loss)
 
     @on(GAN_RETURN)
-    def return_discriminator(self, ctx: ClientContext[G], msg: Nothing) -> TrainedDiscriminator:
-        """Gives the shared discriminator back; the phase's steps count cohorts."""
-        require_shared(ctx, ctx.step * ctx.params.cohort_steps)
+    def return_discriminator(self, ctx: ClientContext[G], msg: ReturnRequest) -> TrainedDiscriminator:
+        """Gives the shared discriminator back."""
+        require_shared(ctx, msg.first_step)
         discriminator, _ = load_discriminator(ctx, lambda: self.build_discriminator(ctx.env))
         return TrainedDiscriminator(read_tensors(discriminator))
 
     def describe_caveat(self, params: G) -> str:
-        """Says that clients share a discriminator, if they do."""
-        return SHARED if params.discriminators == "shared" and params.gan is None else ""
+        """Says that clients share a discriminator, if one ever comes back."""
+        comes_back = any(map(params.is_returned_after, range(self.count_steps(params)[GAN_STEP.name])))
+        return SHARED if comes_back else ""
 
     # Labelling
 
@@ -329,6 +331,7 @@ class GanMethod(Method[State, G]):
         returned = sum(map(env.params.is_returned_after, range(steps)))
         cost.add("down", Kind.WEIGHTS, (returned + 1) * asked * size)
         cost.add("up", Kind.WEIGHTS, returned * asked * size)
+        cost.add("down", Kind.SCALARS, returned * asked * 24)
 
     def generate_pictures(self, state: State, env: Env[G], count: int, rng: np.random.Generator) -> Pictures | None:
         """Fresh images of each path, pictures of the training, and the images that clients were given."""
@@ -350,7 +353,7 @@ class MpGan(GanMethod[MpGanParams]):
     dp_sgd = refused("discriminators have a training loop of their own, and their feedback would leave uncovered")
 
     def describe_caveat(self, params: MpGanParams) -> str:
-        """Says that images are real, or that labels come from the oracle, if they do."""
+        """Says that images are real, labels from the oracle, or discriminators shared, if they are."""
         if self.takes_real(params):
             return PERFECT
         told = [ORACLE] if params.labels == "oracle" else []

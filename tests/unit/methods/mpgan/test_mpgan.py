@@ -194,6 +194,22 @@ def test_a_client_whose_store_lost_the_shared_discriminator_begins_again(average
     assert averaged[1] == {0: 8, 1: 5, 2: 8, 3: 8}, "not one of before, which would stand for the others'"
 
 
+def test_a_question_for_the_discriminator_is_of_the_steps_that_were_played():
+    asked, return_discriminator = [], GanMethod.return_discriminator
+
+    def keep(method: Any, ctx: Any, msg: Any) -> Any:
+        asked.append(msg)
+        return return_discriminator(method, ctx, msg)
+
+    with patch.object(GanMethod, "return_discriminator", keep):
+        whole = play_shared(steps=3, cohort_steps=2)
+        play_shared(steps=3, cohort_steps=2, absent=lambda *task: task[1:] == ("gan_step", 0, 2))
+    first, other = asked[0], asked[4]
+    assert first.first_step == 0
+    assert torch.equal(first.losses, whole.state.losses[1])
+    assert not torch.equal(first.losses, other.losses), "so an answer of one attempt cannot stand for another's"
+
+
 def far_away(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor + 1e30 if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
@@ -225,7 +241,8 @@ def test_a_shared_discriminator_is_a_release_without_a_guarantee_and_the_run_say
     assert len(rows) == 4
     assert all(row["mechanism"] is None and "no guarantee" in row["covers"] for row in rows)
     assert MpGan().describe_caveat(run.problem.params) == SHARED
-    assert MpGanAc().describe_caveat(play_shared("mpgan-ac", steps=0).problem.params) == SHARED
+    assert MpGanAc().describe_caveat(play_shared("mpgan-ac", steps=3, cohort_steps=2).problem.params) == SHARED
+    assert MpGanAc().describe_caveat(play_shared("mpgan-ac", steps=2, cohort_steps=2).problem.params) == ""
 
 
 class FakeStore(dict[str, bytes]):
