@@ -81,9 +81,9 @@ def describe_difference(claim: Results) -> str:
     found, by = claim["difference"], claim["by"]
     if found is None:
         return "no seed has all rows as needed"
-    interval = "" if found["low"] is None else f", 95 % from {found['low'] + by:+.3g} to {found['high'] + by:+.3g}"
+    interval = "" if found["low"] is None else f", 95 % from {_shift(found['low'], by)} to {_shift(found['high'], by)}"
     margin = f", where more than {by:+g} is asked" if by else ""
-    told = f"difference {found['mean'] + by:+.3g}{interval}{margin}"
+    told = f"difference {_shift(found['mean'], by)}{interval}{margin}"
     return f"{told}; as claimed in {found['better']} of {pluralize(found['n'], 'seed')}"
 
 
@@ -92,8 +92,13 @@ def format_interval(claim: Results) -> str:
     found, by = claim["difference"], claim["by"]
     if found is None:
         return NONE
-    interval = "" if found["low"] is None else f" ({found['low'] + by:+.3g} to {found['high'] + by:+.3g})"
-    return f"{found['mean'] + by:+.3g}{interval}"
+    interval = "" if found["low"] is None else f" ({_shift(found['low'], by)} to {_shift(found['high'], by)})"
+    return f"{_shift(found['mean'], by)}{interval}"
+
+
+def _shift(beyond: float, margin: float) -> str:
+    """A difference, of which a claim has what is beyond its margin; what rounding leaves of 0 is 0."""
+    return f"{round(beyond + margin, 12):+.3g}"
 
 
 def list_pairs(results: Results, claim: Results) -> tuple[str, str]:

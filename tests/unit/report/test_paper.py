@@ -134,6 +134,10 @@ def test_a_difference_is_told_without_its_margin(tmp_path: Path) -> None:
     )
 
 
+def test_no_difference_is_0_whatever_its_margin(tmp_path: Path) -> None:
+    assert "| +0 | -0.001 |" in report(tmp_path, judged_again(results_of([0.7], [0.7]), by=-0.001))
+
+
 def test_chance_is_told_of_what_is_not_reproduced(tmp_path: Path) -> None:
     assert "**not reproduced (within chance)**" in report(tmp_path, results_of([50, 51, 52], [45, 53, 50]))
 
