@@ -36,34 +36,13 @@ from tests.toys import TOYS
 from tests.unit.wire.messages import same
 
 ROUNDS = 2
+GAN = {"steps": 2, "batch": 2, "width": 2, "a_f": "0.2", "warm_up": 1, "save_every": 1}
 OPTIONS: dict[str, dict[str, Any]] = {
     "ccvr": {"params": {"num_virtual": 50, "epochs": 2}},
     "feddpms": {"model": "dpms", "rounds": 4, "params": {"preliminary": 1, "alpha": 4, "tries": 3}},
     "fedgen": {"params": {"steps": 5}},
-    "mpgan": {
-        "params": {
-            "steps": 2,
-            "batch": 2,
-            "width": 2,
-            "a_f": "0.2",
-            "warm_up": 1,
-            "tau": 0,
-            "min_pool": 0,
-            "save_every": 1,
-        }
-    },
-    "mpgan-ac": {
-        "params": {
-            "steps": 2,
-            "batch": 2,
-            "width": 2,
-            "a_f": "0.2",
-            "warm_up": 1,
-            "save_every": 1,
-            "discriminators": "shared",
-            "cohort_steps": 1,
-        }
-    },
+    "mpgan": {"params": GAN | {"tau": 0, "min_pool": 0}},
+    "mpgan-ac": {"params": GAN | {"discriminators": "shared", "cohort_steps": 1}},
     "fedzdac": {"params": {"t_start": 1, "samples_per_class": 2, "iterations": 3}},
     "fedzdas": {"params": {"t_start": 1, "samples_per_class": 2, "iterations": 3}},
     "fedvae": {"model": "dpms"},
