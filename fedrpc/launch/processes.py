@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection
 
+from fedrpc.checkout import find_commit
 from fedrpc.config import RunConfig
 from fedrpc.process import die_with_parent, pausing_collector
 from fedrpc.registry import AGGREGATORS, METHODS, MODELS
@@ -30,6 +31,7 @@ def preload(config: RunConfig | None = None) -> None:
     Args:
         config: The run's configuration; everything that any run may need when None.
     """
+    find_commit()  # of what is imported now: processes that are forked later are of this commit, too
     with pausing_collector():
         import numpy.ctypeslib
         import numpy.ma  # noqa: F401

@@ -15,6 +15,7 @@ from typing import Any
 from safetensors.torch import save as save_tensors
 
 from fedrpc import clock, log
+from fedrpc.checkout import find_commit
 from fedrpc.device import describe
 from fedrpc.errors import Diverged, QuorumError
 from fedrpc.files import write_checksums, write_durably
@@ -87,6 +88,7 @@ class Coordinator:
         self._was_resumed = False
         self._kernel_before = [0, 0]
         self._seconds_before = 0.0
+        self._commit = find_commit()
         self._devices = [describe(server.device)]  # that this run was computed on, the last one last
         self._aggregation: dict[str, Any] = {}  # the aggregators' states, by name
         self._started = time.monotonic()
@@ -538,7 +540,7 @@ class Coordinator:
         note = wireless or self._meter.note
         sizes = summary.summarise_bytes(rows, cost, fedavg, None if wireless else kernel, note)
         return (
-            summary.describe_run(self._config, self._server.run_id, self._num_rounds)
+            summary.describe_run(self._config, self._server.run_id, self._num_rounds, self._commit)
             | {
                 "stopped": self._stopped,
                 "caveat": summary.get_caveat(self._method, self._problem.params),

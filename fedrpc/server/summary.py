@@ -256,8 +256,12 @@ def _sum_by_client(rows: ledger.Rows) -> dict[int, dict[str, int]]:
     return paid
 
 
-def describe_run(config: RunConfig, run_id: str, num_rounds: int) -> dict[str, Any]:
-    """Describes what was run: the first keys of summary.json."""
+def describe_run(config: RunConfig, run_id: str, num_rounds: int, commit: str | None = None) -> dict[str, Any]:
+    """Describes what was run: the first keys of summary.json.
+
+    Args:
+        commit: Of fedrpc itself, where the server ran from a checkout.
+    """
     emulated = {name: getattr(config, name) for name in ("link", "shaper", "speed") if getattr(config, name)}
     if config.shaper in ("tun", "netem"):  # what losses cost is its doing
         emulated["tcp"] = name_congestion_control()
@@ -272,6 +276,7 @@ def describe_run(config: RunConfig, run_id: str, num_rounds: int) -> dict[str, A
         "aggregators": list(config.layers),
         "computing": {name: getattr(config.train, name) for name in ("precision", "tf32", "deterministic", "compile")},
         "version": fedrpc.__version__,
+        "commit": commit,
         "run_id": run_id,
         "config_hash": config.hash,
         "reproducible": config.is_reproducible,

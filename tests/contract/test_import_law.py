@@ -21,7 +21,20 @@ FILES = sorted(
     if not path.stem.endswith(("_pb2", "_pb2_grpc"))  # generated
 )
 
-BASE = {"errors", "files", "log", "clock", "seeds", "registry", "catalog", "device", "process", "owncode", "own_names"}
+BASE = {
+    "errors",
+    "files",
+    "log",
+    "clock",
+    "seeds",
+    "registry",
+    "catalog",
+    "device",
+    "process",
+    "checkout",
+    "owncode",
+    "own_names",
+}
 BASE |= {"tail", "__init__", "__version__"}
 INTERFACE = {"method", "phases", "runtime", "cost", "tools", "builtin"}  # modules of methods/ that halves are given
 GRPC = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "grpc_channelz"}

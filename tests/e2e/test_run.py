@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedrpc import __version__
+from fedrpc.checkout import find_commit
 from fedrpc.config import build, read_toml
 from fedrpc.problem import Problem
 from fedrpc.server.summary import hash_model
@@ -59,6 +60,7 @@ def test_config_toml_gives_the_same_run_again(finished: RunDir) -> None:
     assert kept == resolved
     assert kept.model != "auto"
     assert kept.hash == finished.summary["config_hash"]
+    assert finished.summary["commit"] == find_commit(), "of this checkout, if it is one"
     assert (finished.path / "run_id").read_text() == finished.summary["run_id"]
 
 

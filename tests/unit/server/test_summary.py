@@ -149,10 +149,10 @@ def test_no_baseline_no_overhead():
 
 def test_the_first_keys_describe_the_run():
     config = problem_of("fedavg", rounds=5).config
-    got = summary.describe_run(config, "run-1", 5)
+    got = summary.describe_run(config, "run-1", 5, "0123456789ab+")
     assert got["method"] == "fedavg"
     assert (got["num_clients"], got["num_rounds"], got["seed"], got["run_id"]) == (4, 5, 7, "run-1")
-    assert got["version"] == fedrpc.__version__
+    assert (got["version"], got["commit"]) == (fedrpc.__version__, "0123456789ab+")
     assert got["config_hash"] == config.hash
 
 
