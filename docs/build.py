@@ -15,7 +15,7 @@ GUIDES = (
     *("methods", "aggregation", "models", "data", "training", "privacy", "emulation", "metrics", "report", "study"),
     *("attacks", "deploy", "api", "server", "client", "launch", "wire"),
 )
-PROJECT = ("results", "contributing", "benches", "changelog")
+PROJECT = ("results", "earlier", "contributing", "benches", "changelog")
 
 
 def write_pages(into: Path, root: Path = ROOT) -> None:

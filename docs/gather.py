@@ -18,6 +18,7 @@ ASIDE = {  # pages whose place does not follow from their folder
     "CHANGELOG.md": "project/changelog.md",
     "tests/bench/README.md": "project/benches.md",
     "docs/results/README.md": "project/results.md",
+    "docs/results/earlier/README.md": "project/earlier.md",
     "protos/README.md": "guides/wire.md",
 }
 AS_THEY_ARE = {".png", ".svg", ".html"}  # files that a browser or a reader opens; others become pages

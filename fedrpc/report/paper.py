@@ -7,17 +7,19 @@ plots are made from all of them, and no figure in it is from elsewhere.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import ConfigError
 from fedrpc.report.paper_earlier import EARLIER, write_earlier
+from fedrpc.report.paper_overview import plot_claims
 from fedrpc.report.paper_plots import plot_curves, plot_rows
 from fedrpc.report.paper_table import format_results
 from fedrpc.report.paper_words import (
@@ -40,12 +42,27 @@ from fedrpc.report.paper_words import (
 )
 from fedrpc.report.sheet import write_text
 from fedrpc.report.words import pluralize, write_markdown_row
-from fedrpc.study.experiment import NOT, is_experiment, list_names, read_experiment
+from fedrpc.study.experiment import LEAST_SEEDS, NOT, REPRODUCED, is_experiment, list_names, read_experiment
 from fedrpc.study.experiment_union import rejudge_results, unite_results
 
 VARIATIONS, PLOTS = "variations", "plots"
+OVERVIEW = "claims.svg"
+_ABOUT = "Makes the report of all results of papers' experiments in a folder."
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 ALL = "all methods"  # the paper of an experiment that is of no single one; it comes last
-_NEEDED = ("name", "command", "rows", "claims", "changes", "cost", "missing", "curves", "explanations")
+_NEEDED: dict[str, type] = {
+    **dict.fromkeys(("name", "size", "command", "version", "title", "paper", "where", "reduced"), str),
+    **dict.fromkeys(("rows", "claims", "seeds", "missing", "measures", "notes", "explanations"), list),
+    **dict.fromkeys(("changes", "cost", "curves"), dict),
+}
+_SURE, _HALF, _WITHIN, _BEYOND, _FEW = _SORTS = (
+    "reproduced (with a reservation)",
+    "partly",
+    "not, within chance",
+    "not, beyond chance",
+    "fewer than three seeds",
+)
+_RESERVED = "reserved"  # those reproduced whose verdict has a reservation beside it
 _HEAD = """\
 # The papers' claims, and what came out
 
@@ -59,13 +76,14 @@ It is **reproduced** if it holds, the 95 % interval of the difference (Student's
 and there are three seeds or more; **partly** reproduced if it only holds; otherwise **not**: *beyond chance* if the
 interval excludes the margin, else *within chance*. With three seeds the interval is wide: *partly* and *not, within
 chance* are both undecided. Of forty differences that are none, one would come out as *reproduced* by chance.
-± is the standard deviation over seeds (n - 1).
+In our figures ± is the standard deviation over seeds (n - 1); in a paper's, what the paper has there.
 
 **What to hold against it.** We put the claims into rows, measures and margins, some of them after first results were
 seen; what was added or changed then is a control of ours or says so. That seeds can be excluded, and that controls are
-counted apart, came after first runs, too. The papers give no margins, so these are ours, and mostly not of which rounds
-their figures are: Fed-ZDA's stand beside our last ten rounds, FedDPMS's beside our best. Other settings were tried
-where a claim had failed. Experiments are reduced in size unless they say otherwise, and our baselines are often better
+counted apart, came after first runs, too. The papers give no margins, so these are ours, and they mostly do not say of
+which rounds their figures are: Fed-ZDA's stand beside our last ten rounds, FedDPMS's beside our best round, though its
+claims are judged by the last ten, which are not picked on the test set. Other settings were tried where a claim had
+failed. Experiments are reduced in size unless they say otherwise, and our baselines are often better
 than the papers', which leaves less to gain: a verdict is about the claim at that size, in this implementation.
 """
 
@@ -91,20 +109,22 @@ def write_report(folder: Path, more: Sequence[Path] = ()) -> None:
     Raises:
         ConfigError: A file holds no results, or those of an experiment that has changed since.
     """
+    kept = read_folder(folder)
     for path in more:
         results = read_results(path)
-        place = folder / name_results(results)
-        if place.exists():
-            results = unite_results(read_results(place), results)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_text(place, format_results(results))
-    for path in _list_paths(folder):
-        write_text(path, format_results(read_results(path)))
-    pages = make_report(folder)
-    (folder / PLOTS).mkdir(parents=True, exist_ok=True)
+        place = name_results(results)
+        kept[place] = unite_results(kept[place], results) if place in kept else results
+    if not kept:
+        raise ConfigError(f"{folder} holds no results of `fedrpc paper`; name files of results to put into it")
+    pages = make_report(folder, kept)
+    try:
+        for place in (PLOTS, VARIATIONS):
+            (folder / place).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write {folder}: {error.strerror}") from None
     for stale in {*(folder / PLOTS).glob("*.svg")} - {folder / name for name in pages}:
         stale.unlink()
-    for name, text in pages.items():
+    for name, text in ({name: format_results(results) for name, results in kept.items()} | pages).items():
         write_text(folder / name, text)
 
 
@@ -115,24 +135,33 @@ def read_results(path: Path) -> dict[str, Any]:
         ConfigError: It does not have all that the report needs.
     """
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
-        lacking = [name for name in _NEEDED if name not in found]
+        found: dict[str, Any] = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        lacking = [name for name, kind in _NEEDED.items() if not isinstance(found.get(name), kind)]
         lacking += [] if all("left_out" in claim for claim in found.get("claims", ())) else ["seeds that do not count"]
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} holds no results of `fedrpc paper`: {error}") from None
     if lacking:
         raise ConfigError(
             f"{path} has no {', no '.join(lacking)}, as results of an older version have; "
             "collect it again: `fedrpc paper NAME --show --out FOLDER` with the folder of its runs"
         )
-    return rejudge_results(found)
+    try:
+        if not _NAME.fullmatch(found["name"]) or found["size"] not in ("small", "paper"):  # they become a path
+            raise ConfigError(f"{path} is of no experiment: name {found['name']!r}, size {found['size']!r}")
+        return rejudge_results(found)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ConfigError(f"{path} holds no results of `fedrpc paper`, or damaged ones: {error!r}") from None
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no figure")
 
 
 def name_results(results: Results) -> str:
     """The place of results in the folder: by experiment and size, and what was changed."""
     if not results["changes"]:
         return f"{name_entry(results)}.json"
-    changes = "+".join(f"{name}={value}" for name, value in flatten(results["changes"]).items())
+    changes = "+".join(f"{name}={value}" for name, value in sorted(flatten(results["changes"]).items()))
     return f"{VARIATIONS}/{name_entry(results)}+{re.sub(r'[^A-Za-z0-9._=+,-]+', '-', changes)}.json"
 
 
@@ -141,28 +170,45 @@ def name_entry(results: Results) -> str:
     return str(results["name"]) + ("" if results["size"] == "small" else f"-{results['size']}")
 
 
-def make_report(folder: Path) -> dict[str, str]:
-    """README.md and the plots, by name, as they follow from the results in a folder."""
-    entries = read_entries(folder)
+def make_report(folder: Path, kept: Mapping[str, Results] | None = None) -> dict[str, str]:
+    """README.md, that of earlier runs and the plots, by name, as they follow from the results in a folder.
+
+    Args:
+        kept: What it will hold, by name; what it holds now when None.
+    """
+    entries = arrange_entries(read_folder(folder) if kept is None else kept)
     pages = {}
     for entry in entries:
         for what, svg in (("rows", plot_rows(entry.results)), ("curves", plot_curves(entry.results))):
             if svg:
                 pages[f"{PLOTS}/{name_entry(entry.results)}-{what}.svg"] = svg
-    lines = [_HEAD, *_write_summary(entries)]
+    overview = f"{PLOTS}/{OVERVIEW}"
+    if picture := plot_claims({name_entry(entry.results): entry.results for entry in entries}):
+        pages[overview] = picture
+    lines = [_HEAD, *_write_summary(entries, overview if picture else None)]
     for entry in entries:
         names = [f"{PLOTS}/{name_entry(entry.results)}-{what}.svg" for what in ("rows", "curves")]
         lines += write_section(entry, [name for name in names if name in pages])
     lines += _list_not_run({entry.results["name"] for entry in entries})
-    lines += write_earlier(folder / EARLIER)
+    if earlier := write_earlier(folder / EARLIER):
+        pages[f"{EARLIER}/README.md"] = earlier
+        lines += [
+            "",
+            f"Runs with one seed from before there was `fedrpc paper` are in [{EARLIER}]({EARLIER}/README.md).",
+        ]
     return {"README.md": "\n".join(lines) + "\n", **pages}
 
 
-def read_entries(folder: Path) -> list[Entry]:
-    """All results of a folder, by paper; of an experiment that was only run with changes, the first stands for it."""
+def read_folder(folder: Path) -> dict[str, Results]:
+    """All results of a folder by the names of their files."""
+    paths = [*folder.glob("*.json"), *(folder / VARIATIONS).glob("*.json")]
+    return {path.relative_to(folder).as_posix(): read_results(path) for path in sorted(paths)}
+
+
+def arrange_entries(kept: Mapping[str, Results]) -> list[Entry]:
+    """Results by paper, with more and more changes; the first of an experiment stands for it if none is without."""
     found: dict[str, list[Results]] = {}
-    for path in _list_paths(folder):
-        results = read_results(path)
+    for _, results in sorted(kept.items(), key=lambda pair: (len(flatten(pair[1]["changes"])), pair[0])):
         found.setdefault(name_entry(results), []).append(results)
     entries = [Entry(first, others) for first, *others in found.values()]
     return sorted(
@@ -170,16 +216,13 @@ def read_entries(folder: Path) -> list[Entry]:
     )
 
 
-def _list_paths(folder: Path) -> list[Path]:
-    return [*sorted(folder.glob("*.json")), *sorted((folder / VARIATIONS).glob("*.json"))]
-
-
 # The summary
 
 
-def _write_summary(entries: Sequence[Entry]) -> list[str]:
+def _write_summary(entries: Sequence[Entry], overview: str | None) -> list[str]:
     claims = [(entry.results["paper"], claim) for entry in entries for claim in entry.results["claims"]]
-    num_theirs, num = sum(not claim["control"] for _, claim in claims), sum(bool(e.results["claims"]) for e in entries)
+    num_theirs = sum(not claim["control"] for _, claim in claims)
+    num = sum(any(not claim["control"] for claim in entry.results["claims"]) for entry in entries)
     told = f"{pluralize(num_theirs, 'claim')} of the papers in {pluralize(num, 'experiment')}"
     lines = [
         "## All claims",
@@ -188,6 +231,10 @@ def _write_summary(entries: Sequence[Entry]) -> list[str]:
         "",
         *_count_by_paper(claims),
         "",
+        "A reservation stands beside the verdict: that a claim was added after the runs, say, or that the paper's",
+        "table is against its own words. *Partly* and *not, within chance* are undecided.",
+        "",
+        *(_show_overview(overview) if overview else []),
         "Figures are of the row that the claim is about, against those of the row that it is compared to, over the",
         "seeds that both have. *Difference* is between the two, above 0 in the claimed direction, with its 95 %",
         "interval. *Margin* is what the claim asks of it, if not just more than 0.",
@@ -198,19 +245,41 @@ def _write_summary(entries: Sequence[Entry]) -> list[str]:
     return lines + [_write_claim(entry, claim) for entry in entries for claim in entry.results["claims"]]
 
 
-def _count_by_paper(claims: Sequence[tuple[str, Results]]) -> list[str]:
-    """A table of verdicts: a line for each paper, and one for all controls."""
-    idle = {None: "without a verdict"} if any(claim["verdict"] is None for _, claim in claims) else {}
-    told = {
-        verdict: word for verdict, word in VERDICTS.items() if verdict
-    } | idle  # there may be runs that do not count
-    counts: dict[str, Counter[str | None]] = {}
-    for paper, claim in sorted(claims, key=lambda pair: bool(pair[1]["control"])):
-        counts.setdefault("controls of ours" if claim["control"] else paper, Counter())[claim["verdict"]] += 1
-    lines = [write_markdown_row("claims", *told.values()), f"|---|{'---:|' * len(told)}"]
-    return lines + [
-        write_markdown_row(name, *(str(count[verdict] or NONE) for verdict in told)) for name, count in counts.items()
+def _show_overview(place: str) -> list[str]:
+    return [
+        f"![Claims of the papers, each with its interval]({place})",
+        "",
+        "A dot is the difference of a claim, less its margin, with the 95 % interval as a bar. Measures differ, so all",
+        "bars are drawn to one width, 2: one that lies right of the line is a claim reproduced, one left of it is more",
+        "than chance. What lies further out stands at 4 and -4. Controls are not in it, nor what has fewer than three",
+        "seeds.",
+        "",
     ]
+
+
+def _count_by_paper(claims: Sequence[tuple[str, Results]]) -> list[str]:
+    """A table of verdicts: a line for each paper, and one for all controls; too few seeds are no verdict here."""
+    counts: dict[str, Counter[str]] = {}
+    for paper, claim in sorted(claims, key=lambda pair: bool(pair[1]["control"])):
+        count = counts.setdefault("controls of ours" if claim["control"] else paper, Counter())
+        sort = _sort_claim(claim)
+        count[sort] += 1
+        count[_RESERVED] += sort == _SURE and bool(claim["caveat"] or claim["left_out"])
+    lines = [write_markdown_row("claims", *_SORTS), f"|---|{'---:|' * len(_SORTS)}"]
+    for name, count in counts.items():
+        reserved = f" ({count[_RESERVED]})" if count[_RESERVED] else ""
+        cells = [str(count[sort] or NONE) + (reserved if sort == _SURE else "") for sort in _SORTS]
+        lines.append(write_markdown_row(name, *cells))
+    return lines
+
+
+def _sort_claim(claim: Results) -> str:
+    found = claim["difference"]
+    if found is None or found["n"] < LEAST_SEEDS:
+        return _FEW
+    if claim["verdict"] == NOT:
+        return _BEYOND if found["high"] < 0 else _WITHIN
+    return _SURE if claim["verdict"] == REPRODUCED else _HALF
 
 
 def _write_claim(entry: Entry, claim: Results) -> str:
@@ -331,8 +400,17 @@ def _describe_briefly(claim: Results | None) -> str:
     return f"{format_interval(claim)}: {describe_verdict(claim)}"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m fedrpc.report.paper", description=_ABOUT)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of results; README.md and plots are made in it")
+    parser.add_argument("more", type=Path, nargs="*", metavar="RESULTS.json", help="to take into it first")
+    given = parser.parse_args()
     try:
-        write_report(Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]])
+        write_report(given.folder, given.more)
     except ConfigError as error:
         sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""The section of results with one seed that were measured before `fedrpc paper`: tables without verdicts."""
+"""The page of results with one seed that were measured before `fedrpc paper`: tables without verdicts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from fedrpc.report.paper_words import NONE
 from fedrpc.report.words import write_markdown_row
 
 EARLIER = "earlier"
-_HEAD = """
-## Earlier runs with one seed
+_HEAD = """\
+# Earlier runs with one seed
 
 Measured before there was `fedrpc paper`, with one seed each: differences of a point or two mean nothing, and no claim
-is judged by them. Where an experiment above has the same methods, its verdict counts; these stay for the others.
+is judged by them. Where an experiment of [the report](../README.md) has the same methods, its verdict counts; these
+stay for the others. `python -m fedrpc.report.paper docs/results` makes this page, too.
 """
 _COLUMNS = {  # heading: where it is in a run
     "rounds": ("rounds",),
@@ -28,13 +29,11 @@ _COLUMNS = {  # heading: where it is in a run
 }
 
 
-def write_earlier(folder: Path) -> list[str]:
-    """The section; none without such results."""
+def write_earlier(folder: Path) -> str:
+    """The page; empty without such results."""
     found = {path.stem: json.loads(path.read_bytes()) for path in sorted(folder.glob("*.json"))}
-    lines = [_HEAD] if found else []
-    for name, results in found.items():
-        lines += _write_table(name, results)
-    return lines
+    tables = [line for name, results in found.items() for line in _write_table(name, results)]
+    return "\n".join([_HEAD, *tables]) if found else ""
 
 
 def _write_table(name: str, results: Mapping[str, Any]) -> list[str]:
@@ -42,7 +41,7 @@ def _write_table(name: str, results: Mapping[str, Any]) -> list[str]:
     what = f"{setting['dataset']}, {setting['partition']}, {setting['model']}, {setting['num_clients']} clients"
     columns = [path for path in _COLUMNS.values() if any(_look_up(run, path) is not None for run in runs.values())]
     heads = [f"paper ({results['paper_of']})", *(head for head, path in _COLUMNS.items() if path in columns)]
-    lines = [f"### {name}, earlier", "", f"{results['title']} ({what}, seed {setting['seed']}).", ""]
+    lines = [f"## {name}", "", f"{results['title']} ({what}, seed {setting['seed']}).", ""]
     lines += [write_markdown_row("", *heads), f"|---|{'---:|' * len(heads)}"]
     for label, run in runs.items():
         values = [results["paper"].get(label), *(_look_up(run, path) for path in columns)]

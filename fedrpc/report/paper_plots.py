@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from fedrpc.report.paper_words import Results, describe_measure, format_value, list_run
+from fedrpc.report.paper_words import Results, describe_measure, format_printed, format_value, list_run
 from fedrpc.report.picture import NEUTRAL, Panel, choose_colours, draw_picture
 from fedrpc.report.svg import Axis, Canvas, format_percent, thin
 from fedrpc.study.experiment_curves import ACCURACY
@@ -63,7 +63,7 @@ def _plot_measure(results: Results, measure: str, colours: Mapping[str, str], le
 
 
 def _list_values(row: Results, measure: str) -> list[float]:
-    ours, printed = row["ours"].get(measure), row["paper"].get(measure)
+    ours, printed = row["ours"].get(measure), _read_printed(row, measure)
     found = [printed] if printed is not None else []
     if ours:
         spread = ours["sd"] or 0.0
@@ -72,12 +72,19 @@ def _list_values(row: Results, measure: str) -> list[float]:
     return found + _list_seeds(row, measure)
 
 
+def _read_printed(row: Results, measure: str) -> float | None:
+    """The paper's figure without its deviation."""
+    value = row["paper"].get(measure)
+    found: float | None = value[0] if isinstance(value, Sequence) else value
+    return found
+
+
 def _list_seeds(row: Results, measure: str) -> list[float]:
     return [values[measure] for values in row["seeds"].values() if values.get(measure) is not None]
 
 
 def _plot_row(canvas: Canvas, row: Results, measure: str, place: float, colour: str) -> None:
-    ours, printed, name = row["ours"].get(measure), row["paper"].get(measure), row["name"]
+    ours, printed, name = row["ours"].get(measure), _read_printed(row, measure), row["name"]
     if ours:
         if ours["sd"]:
             low = ours["mean"] - ours["sd"]
@@ -90,7 +97,7 @@ def _plot_row(canvas: Canvas, row: Results, measure: str, place: float, colour: 
                 )
         canvas.dot((ours["mean"], place), f"c{colour}", f"{name}, ours: {format_value(measure, ours['mean'])}")
     if printed is not None:
-        canvas.dot((printed, place), "paper", f"{name}, paper: {printed:g}", 4.5)
+        canvas.dot((printed, place), "paper", f"{name}, paper: {format_printed(row['paper'][measure])}", 4.5)
 
 
 # Curves

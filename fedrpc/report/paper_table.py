@@ -22,15 +22,17 @@ from fedrpc.report.paper_words import (
     list_run,
 )
 from fedrpc.report.sheet import write_text
+from fedrpc.report.words import pluralize
 from fedrpc.study.experiment import NOT, PARTLY, REPRODUCED
 
+RESULTS_FILE = "results.json"
 _STYLES = {REPRODUCED: "green", PARTLY: "yellow", NOT: "red", None: "dim"}
 _NUMBERS = re.compile(r"\[\s+((?:[-+\d.e]+|null)(?:,\s+(?:[-+\d.e]+|null))*)\s+\]")
 
 
 def write_results(folder: Path, results: Results) -> None:
-    """Writes results.json."""
-    write_text(folder / "results.json", format_results(results))
+    """Writes the results of an experiment into the folder of its runs."""
+    write_text(folder / RESULTS_FILE, format_results(results))
 
 
 def format_results(results: Results) -> str:
@@ -52,7 +54,10 @@ def show_results(results: Results, console: Console) -> None:
     for row in list_run(results):
         table.add_row(row["name"], *list_cells(row, results["measures"], printed, len(results["seeds"])))
     console.print(table)
-    for claim in results["claims"]:
+    judged = [claim for claim in results["claims"] if claim["difference"] is not None or claim["left_out"]]
+    for claim in judged:
         words = Text(f"{describe_verdict(claim)}: ", style=_STYLES[claim["verdict"]])
         told = f"{claim['says']} ({describe_difference(claim)})"
         console.print(words + Text("; ".join([told, *describe_reservations(claim)])), soft_wrap=True)
+    if idle := len(results["claims"]) - len(judged):
+        console.print(f"without runs: {pluralize(idle, 'claim')}", style="dim", highlight=False)

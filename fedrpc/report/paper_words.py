@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from fedrpc.report.table import format_size
@@ -43,6 +44,16 @@ def format_summary(measure: str, found: Mapping[str, Any] | None, num_seeds: int
     return f"{told} ± {spread}{few}"
 
 
+def format_printed(value: float | Sequence[float] | None) -> str:
+    """A paper's figure, with its deviation to the same place where the paper has one."""
+    if value is None:
+        return NONE
+    if not isinstance(value, Sequence):
+        return f"{value:g}"
+    decimals = max(len(format(Decimal(str(each)), "f").partition(".")[2]) for each in value)
+    return " ± ".join(f"{each:.{decimals}f}" for each in value)
+
+
 def _count_decimals(measure: str, value: float) -> int:
     """Decimals that give a number four digits: 97.98, 166.3, 0.1234; bytes are whole."""
     if measure.endswith("_bytes") or not 0 < abs(value) < 1000:
@@ -72,7 +83,10 @@ def describe_reservations(claim: Results) -> list[str]:
     told = ["a control of ours"] if claim["control"] else []
     if claim["left_out"]:
         seeds = f"{'seeds' if len(claim['left_out']) > 1 else 'seed'} {', '.join(map(str, claim['left_out']))}"
-        told.append(f"{seeds} excluded, where this is below 100: {describe_measure(claim['needs'])}")
+        told.append(
+            f"{seeds} excluded, where this is below 100: {describe_measure(claim['needs'])}; with "
+            f"{'them' if len(claim['left_out']) > 1 else 'it'} {_write_interval(claim['with_left_out'], claim['by'])}"
+        )
     return [*told, *([claim["caveat"]] if claim["caveat"] else [])]
 
 
@@ -89,7 +103,10 @@ def describe_difference(claim: Results) -> str:
 
 def format_interval(claim: Results) -> str:
     """A claim's difference with its interval over seeds."""
-    found, by = claim["difference"], claim["by"]
+    return _write_interval(claim["difference"], claim["by"])
+
+
+def _write_interval(found: Mapping[str, Any] | None, by: float) -> str:
     if found is None:
         return NONE
     interval = "" if found["low"] is None else f" ({_shift(found['low'], by)} to {_shift(found['high'], by)})"
@@ -113,7 +130,8 @@ def list_pairs(results: Results, claim: Results) -> tuple[str, str]:
         )
         for row in pair
     ]
-    return NONE if None in printed else " against ".join(f"{each:g}" for each in printed), " against ".join(ours)
+    theirs = NONE if None in printed else " against ".join(map(format_printed, printed))
+    return theirs, " against ".join(ours)
 
 
 def list_run(results: Results) -> list[Results]:
@@ -128,9 +146,11 @@ def list_circumstances(results: Results) -> list[str]:
     lines = [f"{several} {seeds}; {describe_cost(results['cost'])}; fedrpc {results['version']}"]
     lines.append(f"reduced: {results['reduced']}" if results["reduced"] else "at the paper's size")
     if results["changes"]:
-        lines.append(f"changed: {describe_changes(results['changes'])}")
-    if idle := [row["name"] for row in results["rows"] if not row["seeds"]]:
-        lines.append(f"rows of the table that were not run: {', '.join(idle)}")
+        kept = [f"row {name} has only those that its images depend on" for name in results.get("unchanged", ())]
+        lines.append("; ".join([f"changed: {describe_changes(results['changes'])}", *kept]))
+    asked = {label.rpartition(", seed ")[0] for label in results["missing"]}
+    if idle := [row["name"] for row in results["rows"] if not row["seeds"] and row["name"] not in asked]:
+        lines.append(f"rows of the table that were not run: {'; '.join(idle)}")
     if results["missing"]:
         lines.append(f"runs that are missing: {'; '.join(results['missing'])}")
     if len(results["seeds"]) < LEAST_SEEDS:
@@ -150,7 +170,7 @@ def describe_cost(cost: Mapping[str, Any]) -> str:
 
 def describe_changes(changes: Mapping[str, Any]) -> str:
     """What differs from the experiment's settings, as on the command line."""
-    return ", ".join(f"{name}={value}" for name, value in flatten(changes).items())
+    return ", ".join(f"{name}={value}" for name, value in sorted(flatten(changes).items()))
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -168,8 +188,7 @@ def list_cells(row: Results, measures: Sequence[str], printed: Sequence[str], nu
     """The paper's figure, where the table has such a column, and ours for each measure."""
     cells = []
     for name in measures:
-        value = row["paper"].get(name)
-        cells += [NONE if value is None else f"{value:g}"] if name in printed else []
+        cells += [format_printed(row["paper"].get(name))] if name in printed else []
         cells.append(format_summary(name, row["ours"].get(name), num_seeds))
     return cells
 

@@ -15,8 +15,9 @@ do not count. Claims of ours, which tell where a difference comes from, are judg
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -31,6 +32,10 @@ REPRODUCED, PARTLY, NOT = "reproduced", "partly", "not"
 LEAST_SEEDS = 3
 
 
+# A paper's figure: a mean, or a mean and its deviation.
+Printed = float | Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -40,7 +45,8 @@ class Row(_Frozen):
 
     Attributes:
         extra: Whether it runs in small only when it is named: what the paper compares with beside what claims need.
-        gan: The row whose generator this one takes: its runs come first, and theirs is `params.gan` here.
+        paper: The paper's figures by measure, as a mean or [mean, deviation].
+        gan: The row whose generator this one takes: its run of the same seed comes first, and is `params.gan` here.
         study: Options of the experiment's study for this row.
         small_study: What differs of them in small.
     """
@@ -49,7 +55,7 @@ class Row(_Frozen):
     method: str
     set: dict[str, Any] = Field(default_factory=dict)
     small: dict[str, Any] = Field(default_factory=dict)
-    paper: dict[str, float] = Field(default_factory=dict)
+    paper: dict[str, Printed] = Field(default_factory=dict)
     extra: bool = False
     gan: str | None = None
     study: dict[str, Any] = Field(default_factory=dict)
@@ -133,20 +139,22 @@ class Experiment(_Frozen):
 
     @model_validator(mode="after")
     def _names_fit(self) -> Experiment:
-        names = [row.name for row in self.rows]
-        if len(set(names)) < len(names):
-            raise ValueError(f"two rows have one name: {names}")
+        names, by_name = [row.name for row in self.rows], {row.name: row for row in self.rows}
+        if len({*map(name_folder, names)}) < len(names):
+            raise ValueError(f"two rows have one name, or one folder: {names}")
         claimed = [name for claim in self.claims for name in claim.rows]
         for name in [*claimed, *(row.gan for row in self.rows if row.gan)]:
             if name not in names:
                 raise ValueError(f"there is no row '{name}'; rows are {', '.join(names)}")
+        if chain := [row for row in self.rows if row.gan and by_name[row.gan].gan]:
+            raise ValueError(f"row '{chain[0].name}' takes the generator of '{chain[0].gan}', which takes one itself")
         used = [*list_measures(self), *(name for row in self.rows for name in row.paper)]
         if unknown := sorted({*used} - {*MEASURES}):
             raise ValueError(f"unknown measure '{unknown[0]}'; known: {', '.join(MEASURES)}")
         return self
 
     @property
-    def papers(self) -> dict[str, dict[str, float]]:
+    def papers(self) -> dict[str, dict[str, Printed]]:
         """The paper's figures by row."""
         return {row.name: row.paper for row in self.rows}
 
@@ -184,15 +192,9 @@ def judge(claim: Claim, values: Mapping[str, Mapping[int, Mapping[str, float | N
     Args:
         values: The measures by row and seed.
     """
-    pairs = []
     seeds = sorted(set.intersection(*(set(values.get(name, {})) for name in claim.rows)))
     counted = [seed for seed in seeds if all(_is_whole(values[name][seed], claim) for name in claim.rows)]
-    for seed in counted:
-        one = values[claim.row][seed].get(claim.measure)
-        two = values[claim.than][seed].get(claim.measure) if claim.than else 0.0
-        if one is not None and two is not None:
-            pairs.append((claim.sign * one - claim.by, claim.sign * two))
-    found = compare_pairs(pairs)
+    found = _compare_rows(claim, values, counted)
     return {
         "says": claim.says,
         "measure": claim.measure,
@@ -206,7 +208,21 @@ def judge(claim: Claim, values: Mapping[str, Mapping[int, Mapping[str, float | N
         "verdict": _decide(found),
         "difference": found,
         "left_out": [seed for seed in seeds if seed not in counted],
+        "with_left_out": _compare_rows(claim, values, seeds) if len(counted) < len(seeds) else None,
     }
+
+
+def _compare_rows(
+    claim: Claim, values: Mapping[str, Mapping[int, Mapping[str, float | None]]], seeds: Sequence[int]
+) -> dict[str, Any] | None:
+    """The difference of a claim's rows over some seeds, less the margin; None where no seed has both figures."""
+    pairs = []
+    for seed in seeds:
+        one = values[claim.row][seed].get(claim.measure)
+        two = values[claim.than][seed].get(claim.measure) if claim.than else 0.0
+        if one is not None and two is not None:
+            pairs.append((claim.sign * one - claim.by, claim.sign * two))
+    return compare_pairs(pairs)
 
 
 def _is_whole(measured: Mapping[str, float | None], claim: Claim) -> bool:
@@ -223,7 +239,7 @@ def _decide(found: Mapping[str, Any] | None) -> str | None:
 
 
 def summarize_rows(
-    papers: Mapping[str, Mapping[str, float]],
+    papers: Mapping[str, Mapping[str, Printed]],
     names: Sequence[str],
     values: Mapping[str, Mapping[int, Mapping[str, float | None]]],
 ) -> list[dict[str, Any]]:
@@ -248,6 +264,11 @@ def summarize_rows(
 
 
 # Files
+
+
+def name_folder(row: str) -> str:
+    """A row's name as that of a folder."""
+    return re.sub(r"[^a-z0-9.=]+", "-", row.lower()).strip("-")
 
 
 def list_names() -> list[str]:

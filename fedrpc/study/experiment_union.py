@@ -68,10 +68,10 @@ def unite_results(old: Results, new: Results) -> dict[str, Any]:
     return {
         **new,
         "command": _name_runs(new["command"], seeds, [name for name in values if values[name]], len(values)),
-        "version": " and ".join(sorted({old["version"], new["version"]})),
+        "version": " and ".join(sorted({*old["version"].split(" and "), *new["version"].split(" and ")})),
         "seeds": seeds,
         "missing": [each for each in dict.fromkeys([*old["missing"], *new["missing"]]) if each not in done],
-        "cost": _add_costs(old["cost"], new["cost"]),
+        "cost": _add_costs(old, new),
         "rows": summarize_rows(_list_papers(new), measures, values),
         "claims": [judge(claim, values) for claim in _list_claims(new)],
         "curves": {
@@ -82,7 +82,7 @@ def unite_results(old: Results, new: Results) -> dict[str, Any]:
     }
 
 
-def _list_papers(results: Results) -> dict[str, dict[str, float]]:
+def _list_papers(results: Results) -> dict[str, dict[str, Any]]:
     return {row["name"]: row["paper"] for row in results["rows"]}
 
 
@@ -95,6 +95,10 @@ def _list_claims(results: Results) -> list[Claim]:
 
 def _read_values(results: Results) -> Values:
     return {row["name"]: {int(seed): found for seed, found in row["seeds"].items()} for row in results["rows"]}
+
+
+def _list_runs(results: Results) -> set[tuple[str, str]]:
+    return {(row["name"], seed) for row in results["rows"] for seed in row["seeds"]}
 
 
 def _refuse_others(experiment: str, row: str, old: Mapping[int, Any], new: Mapping[int, Any]) -> None:
@@ -116,17 +120,27 @@ def _name_runs(command: str, seeds: Sequence[int], rows: Sequence[str], num_rows
             next(words)
         else:
             kept.append(word)
-    whole = len(seeds) > 1 and [*seeds] == list(range(seeds[0], seeds[-1] + 1))
-    told = f"{seeds[0]}-{seeds[-1]}" if whole else ",".join(map(str, seeds))
     chosen = [word for row in rows for word in ("--row", row)] if len(rows) < num_rows else []
-    return shlex.join([*kept, "--seeds", told, *chosen])
+    return shlex.join([*kept, "--seeds", format_seeds(seeds), *chosen])
+
+
+def format_seeds(seeds: Sequence[int]) -> str:
+    """Seeds in ascending order as --seeds takes them."""
+    whole = len(seeds) > 1 and [*seeds] == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]}-{seeds[-1]}" if whole else ",".join(map(str, seeds))
 
 
 def _add_costs(old: Results, new: Results) -> dict[str, float | None]:
-    """What both took: hours added up, the largest process; None where one does not know."""
+    """What both took: hours added up, the largest process; None where one does not know.
+
+    Where one has all runs of the other, its own cost is that of both. Runs that each has beside others count twice.
+    """
+    olds, news = _list_runs(old), _list_runs(new)
+    if olds <= news or news <= olds:
+        return dict((new if olds <= news else old)["cost"])
     found: dict[str, float | None] = {}
-    for name, value in new.items():
-        both = (old[name], value)
+    for name, value in new["cost"].items():
+        both = (old["cost"][name], value)
         known = [each for each in both if each is not None]
         found[name] = None if len(known) < 2 else max(known) if name == "peak_bytes" else round(sum(known), 5)
     return found

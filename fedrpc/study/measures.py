@@ -104,6 +104,25 @@ def _read_labelling(run: Run) -> dict[str, Any]:
     return levels
 
 
+def _read_adversary(change: bool) -> Callable[[Run], float | None]:
+    """The discriminators' loss over the last tenth of the GAN's steps, or how far it fell since the first tenth."""
+
+    def read(run: Run) -> float | None:
+        found = next((row["discriminator_losses"] for row in run.records if row.get("discriminator_losses")), ())
+        windows = [value for value in found if value is not None]  # nobody may have answered for a while
+        if not windows:
+            return None
+        tenth = -(-len(windows) // 10)
+        end = statistics.fmean(windows[-tenth:])
+        return statistics.fmean(windows[:tenth]) - end if change else end
+
+    return read
+
+
+def _read_skew(run: Run) -> float:
+    return float(run.partition["class_variance"]["mean"])
+
+
 def _read_study(name: str) -> Callable[[Run], float | None]:
     """A value of what was computed of the run afterwards."""
 
@@ -148,7 +167,13 @@ MEASURES: Mapping[str, tuple[str, Callable[[Run], float | None]]] = {
     **COSTS,
     "accepted": ("% that a filter let through", _read_acceptance),
     "classes_made": ("classes among the images that were let through", _read_made_classes),
-    "given": ("% of the levels of images that clients were given", _read_given),
+    "given": ("% of the shares of images for which there were enough", _read_given),
+    "adversary": ("discriminators' loss, last tenth of the steps", _read_adversary(change=False)),
+    "adversary_drop": (
+        "discriminators' loss in the first tenth of the steps less that in the last",
+        _read_adversary(change=True),
+    ),
+    "skew": ("variance over classes of a client's shares of data, mean over clients", _read_skew),
     "exposure": ("% of pairs of clients where one's data reached the other", _read_exposure),
     "first_loss": ("loss in the first local epoch, last ten rounds", _read_local_losses(lambda losses: losses[0])),
     "loss_drop": (

@@ -14,6 +14,7 @@ from fedrpc.report import paper
 from fedrpc.report.paper import make_report, name_results, write_report, write_table
 from fedrpc.report.paper_plots import summarize_curve
 from fedrpc.report.paper_table import format_results
+from fedrpc.report.paper_words import format_printed
 from fedrpc.study import experiment_union
 from fedrpc.study.experiment import Experiment, judge, summarize_rows
 from fedrpc.study.experiment_union import unite_results
@@ -28,7 +29,7 @@ EXPERIMENT = Experiment(
     small={},
     rows=[
         {"name": "FedAvg", "method": "fedavg", "paper": {"last": 50, "class_variance": 30}},
-        {"name": "Better & more", "method": "fedprox", "paper": {"last": 60.5}},
+        {"name": "Better & more", "method": "fedprox", "paper": {"last": [60.5, 1.25]}},
     ],
     claims=[{"says": "it is better", "measure": "last", "higher": "Better & more", "than": "FedAvg"}],
     notes=["a note"],
@@ -75,10 +76,10 @@ def test_papers_figures_stand_beside_ours(tmp_path: Path) -> None:
     text = report(tmp_path, results_of([50, 51, 52], [55, 56.5, 57]))
     assert "1 claim of the papers in 1 experiment" in text
     assert "| A paper | 1 | - | - |" in text
-    pair = "60.5 against 50 | 56.17 ± 1.04 against 51.00 ± 1.00"
+    pair = "60.50 ± 1.25 against 50 | 56.17 ± 1.04 against 51.00 ± 1.00"
     claim = "it is better | accuracy %, last round"
     assert f"| A paper: [mine](#mine) | {claim} | {pair} | +5.17 (+4.45 to +5.88) | - | **reproduced** |" in text
-    assert "| Better & more | 60.5 | 56.17 ± 1.04 | - | 16.03 ± 0.30 |" in text
+    assert "| Better & more | 60.50 ± 1.25 | 56.17 ± 1.04 | - | 16.03 ± 0.30 |" in text
     assert "2.25 core-hours, 2.00 of them of the clients' tasks, at most 5.00 MB in a process" in text
     assert "an untested explanation: the moon" in text
     assert "reduced: rounds" in text
@@ -88,7 +89,7 @@ def test_papers_figures_stand_beside_ours(tmp_path: Path) -> None:
 def test_a_bar_in_a_name_does_not_end_its_cell() -> None:
     found = results_of([50, 51, 52], [55, 56.5, 57])
     found["rows"][1]["name"] = "|D| = 100"
-    assert r"| \|D\| = 100 | 60.5 | 56.17 ± 1.04 | - | 16.03 ± 0.30 |" in write_table(found)
+    assert r"| \|D\| = 100 | 60.50 ± 1.25 | 56.17 ± 1.04 | - | 16.03 ± 0.30 |" in write_table(found)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_figures_are_of_the_seeds_that_the_verdict_is_of(tmp_path: Path) -> None
     text = report(tmp_path, results_of([50, 60], [55]))
     assert "| 55.00 against 50.00 | +5 | - | **partly, one seed only** |" in text
     assert "| FedAvg | 50 | 55.00 ± 7.07 | 30 |" in text
-    assert "| Better & more | 60.5 | 55.00, 1 seed | - | 16.36, 1 seed |" in text
+    assert "| Better & more | 60.50 ± 1.25 | 55.00, 1 seed | - | 16.36, 1 seed |" in text
 
 
 def test_a_difference_is_told_without_its_margin(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def judged_again(results: dict[str, Any], **values: Any) -> dict[str, Any]:
 
 def test_a_claim_of_one_row_has_one_figure(tmp_path: Path) -> None:
     text = report(tmp_path, judged_again(results_of([50, 51, 52], [-1, -2, -3]), than=""))
-    assert "| 60.5 | -2.000 ± 1.000 | -2 (-4.48 to +0.484) | - | **not reproduced (within chance)**" in text
+    assert "| 60.50 ± 1.25 | -2.000 ± 1.000 | -2 (-4.48 to +0.484) | - | **not reproduced (within chance)**" in text
 
 
 def test_kept_results_are_judged_by_the_claims_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,23 +174,43 @@ def claim_with(results: dict[str, Any], **values: Any) -> dict[str, Any]:
 
 def test_controls_of_ours_are_counted_apart_and_caveats_stand_beside_verdicts(tmp_path: Path) -> None:
     text = report(tmp_path, claim_with(results_of([50], [55]), control=True, caveat="by moonlight"))
-    assert "0 claims of the papers in 1 experiment, and controls of ours" in text
-    assert "| controls of ours | - | 1 | - |" in text
+    assert "0 claims of the papers in 0 experiments, and controls of ours" in text
+    assert "| controls of ours | - | - | - | - | 1 |" in text
     assert "| **partly, one seed only**; a control of ours; by moonlight |" in text
 
 
 def test_seeds_that_do_not_count_are_named(tmp_path: Path) -> None:
-    none = claim_with(results_of([50, 51], [55, 56]), needs="given", left_out=[0, 1], difference=None, verdict=None)
-    said = "seeds 0, 1 excluded, where this is below 100: % of the levels of images that clients were given"
+    found = results_of([50, 51], [55, 57])
+    excluded = {"left_out": [0, 1], "with_left_out": found["claims"][0]["difference"]}
+    none = claim_with(found, needs="given", difference=None, verdict=None, **excluded)
+    said = (
+        "seeds 0, 1 excluded, where this is below 100: % of the shares of images for which there were enough; "
+        "with them +5.5 (-0.853 to +11.9)"
+    )
     text = report(tmp_path, none)
     assert f"| - against - | - | - | **no verdict**; {said} |" in text
-    assert "| A paper | - | - | - | 1 |" in text
+    assert "| A paper | - | - | - | - | 1 |" in text
+
+
+def test_verdicts_are_counted_by_what_they_settle(tmp_path: Path) -> None:
+    differences = {"yes": [5, 6, 7], "told": [5, 6, 7], "half": [-1, 0, 3], "within": [-3, 0, 1], "no": [-5, -6, -7]}
+    claims = []
+    for name, each in [*differences.items(), ("few", [5, 6]), ("never", [])]:
+        [claim] = results_of([50] * len(each), [50 + value for value in each])["claims"]
+        claims.append(claim | {"says": name, "caveat": "by moonlight" if name == "told" else ""})
+    text = report(tmp_path, results_of([50], [55]) | {"claims": claims})
+    heads = "| claims | reproduced (with a reservation) | partly | not, within chance | not, beyond chance | fewer than"
+    assert heads in text
+    assert "| A paper | 2 (1) | 1 | 1 | 1 | 2 |" in text
 
 
 def test_rows_that_were_not_run_are_named_and_not_shown(tmp_path: Path) -> None:
-    text = report(tmp_path, results_of([50], []))
+    text = report(tmp_path / "one", results_of([50], []))
     assert "rows of the table that were not run: Better & more" in text
     assert "| Better & more |" not in text
+    text = report(tmp_path / "other", results_of([50], [], missing=["Better & more, seed 0"]))
+    assert "runs that are missing: Better & more, seed 0" in text
+    assert "rows of the table that were not run" not in text
 
 
 def test_an_experiment_at_the_papers_size_stands_beside_the_small_one(tmp_path: Path) -> None:
@@ -211,7 +232,7 @@ def test_results_of_before_seeds_could_be_left_out_are_refused(tmp_path: Path) -
 def test_variations_have_files_of_their_own() -> None:
     assert name_results(results_of([1], [1])) == "mine.json"
     changed = results_of([1], [1], {"train": {"lr": 0.01}, "partition": "shards:2,strict"})
-    assert name_results(changed) == "variations/mine+train.lr=0.01+partition=shards-2,strict.json"
+    assert name_results(changed) == "variations/mine+partition=shards-2,strict+train.lr=0.01.json"
 
 
 def test_runs_that_are_missing_are_named(tmp_path: Path) -> None:
@@ -232,14 +253,14 @@ def test_pictures_are_whole_files_and_stale_ones_go(tmp_path: Path) -> None:
     (tmp_path / "kept" / "plots" / "old-rows.svg").touch()
     text = report(tmp_path, results_of([50, 51, 52], [55, 56.5, 57]))
     found = sorted(path.name for path in (tmp_path / "kept" / "plots").iterdir())
-    assert found == ["mine-curves.svg", "mine-rows.svg"]
+    assert found == ["claims.svg", "mine-curves.svg", "mine-rows.svg"]
     for name in found:
         assert f"(plots/{name})" in text
         drawing = (tmp_path / "kept" / "plots" / name).read_text()
         words = " ".join(ElementTree.fromstring(drawing).itertext())
-        assert "Better & more" in words
+        assert ("it is better" if name == "claims.svg" else "Better & more") in words
         assert len(drawing) < 8000
-    assert "Better & more, paper: 60.5" in (tmp_path / "kept" / "plots" / "mine-rows.svg").read_text().replace(
+    assert "Better & more, paper: 60.50 ± 1.25" in (tmp_path / "kept" / "plots" / "mine-rows.svg").read_text().replace(
         "&amp;", "&"
     )
 
@@ -267,11 +288,95 @@ def test_an_experiment_that_was_changed_since_says_so(tmp_path: Path, monkeypatc
     assert words in report(tmp_path / "other", results_of([50], [55]))
 
 
-@pytest.mark.parametrize(("text", "said"), [('{"name": "mine"}', "has no command, no rows"), ("[", "holds no results")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"name": "mine"}', "has no size, no command, no version"),
+        ("[", "holds no results"),
+        ("[1]", "holds no results"),
+        ('{"name": NaN}', "NaN is no figure"),
+    ],
+)
 def test_a_file_that_is_none_is_named(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "mine.json").write_text(text)
     with pytest.raises(ConfigError, match=said):
         make_report(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"name": "../../evil"}, {"name": "A b"}, {"size": "../x"}, {"name": 3}])
+def test_a_file_names_no_place_outside_the_folder(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = tmp_path / "deep" / "kept"
+    folder.mkdir(parents=True)
+    (folder.parent / "given.json").write_text(json.dumps(results_of([50], [55]) | change))
+    with pytest.raises(ConfigError, match=r"is of no experiment|has no name"):
+        write_report(folder, [folder.parent / "given.json"])
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["given.json"]
+
+
+def test_a_file_whose_figures_are_words_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment_union, "is_experiment", lambda _: True)
+    monkeypatch.setattr(experiment_union, "read_experiment", lambda _: EXPERIMENT)
+    found = results_of([50], [55])
+    found["rows"][0]["seeds"]["0"]["last"] = "fifty"
+    with pytest.raises(ConfigError, match="damaged"):
+        report(tmp_path, found)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 2, "usage: python -m fedrpc.report.paper"),
+        (["--help"], 0, ""),
+        (["nowhere"], "error: nowhere holds no results", ""),
+    ],
+)
+def test_the_command_line_says_how_it_is_used(
+    words: list[str],
+    code: int | str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["paper", *words])
+    with pytest.raises(SystemExit) as stop:
+        paper.main()
+    assert str(stop.value.code).startswith(str(code))
+    assert said in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_damage_is_found_before_anything_is_written(tmp_path: Path) -> None:
+    report(tmp_path, results_of([50], [55]))
+    before = {path: path.read_bytes() for path in (tmp_path / "kept").rglob("*") if path.is_file()}
+    for name, value in {"cost": None, "missing": 3, "curves": [], "version": 1}.items():
+        (tmp_path / "given.json").write_text(json.dumps(results_of([50], [56]) | {"name": "other", name: value}))
+        with pytest.raises(ConfigError, match=f"has no {name}"):
+            write_report(tmp_path / "kept", [tmp_path / "given.json"])
+    assert {path: path.read_bytes() for path in (tmp_path / "kept").rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_without_results_keeps_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(ConfigError, match="holds no results"):
+        write_report(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    (tmp_path / "given.json").write_text(json.dumps(results_of([50], [55])))
+    with pytest.raises(ConfigError, match="cannot write"):
+        write_report(tmp_path / "README.md", [tmp_path / "given.json"])
+
+
+def test_further_changes_come_after_those_that_they_add_to(tmp_path: Path) -> None:
+    changes = [{"train": {"epochs": 2}, "rounds": 3}, {"train": {"epochs": 2}}, {"rounds": 3}]
+    text = report(tmp_path, results_of([50], [55]), *(results_of([50], [55], each) for each in changes))
+    assert "| claim | as above | rounds=3 | train.epochs=2 | rounds=3, train.epochs=2 |" in text
+
+
+def test_changes_in_another_order_are_the_same(tmp_path: Path) -> None:
+    one, two = {"rounds": 2, "train": {"lr": 0.1}}, {"train": {"lr": 0.1}, "rounds": 2}
+    report(tmp_path, results_of([50], [55], one), results_of([50], [55], two))
+    assert [path.name for path in (tmp_path / "kept" / "variations").iterdir()] == ["mine+rounds=2+train.lr=0.1.json"]
 
 
 def test_curves_are_means_over_the_seeds_that_have_the_round() -> None:
@@ -324,6 +429,23 @@ def test_further_seeds_and_rows_come_beside_those_that_are_there(tmp_path: Path)
     assert "**reproduced**" in text
 
 
+def test_a_run_that_is_brought_again_costs_nothing_more(tmp_path: Path) -> None:
+    one, both = (parts_of({"FedAvg": seeds, "Better & more": [0]}) for seeds in ([0], [0, 1]))
+    both["cost"] = both["cost"] | {"hours": 2.5}
+    for place, given in (("more", (one, both)), ("less", (both, one)), ("same", (both, both))):
+        report(tmp_path / place, *given)
+        found = json.loads((tmp_path / place / "kept" / "mine.json").read_text())
+        assert found["cost"]["hours"] == 2.5, place
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(60.5, "60.5"), ([60.5, 1], "60.5 ± 1.0"), ([1e-5, 2e-6], "0.000010 ± 0.000002"), ([1234567, 10], "1234567 ± 10")],
+)
+def test_a_papers_deviation_has_the_same_places(value: float | list[float], told: str) -> None:
+    assert format_printed(value) == told
+
+
 def test_a_command_names_rows_while_others_have_no_run(tmp_path: Path) -> None:
     report(tmp_path, *(parts_of({"FedAvg": [], "Better & more": [seed]}) for seed in (0, 2)))
     found = json.loads((tmp_path / "kept" / "mine.json").read_text())
@@ -334,7 +456,7 @@ def test_a_command_names_rows_while_others_have_no_run(tmp_path: Path) -> None:
 def test_a_run_that_came_to_something_else_is_not_mixed_in(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"mine: FedAvg, seed 0 had .* now, so program or settings have changed"):
         report(tmp_path, results_of([50], [55]), results_of([50.1, 51], [55, 56]))
-    assert json.loads((tmp_path / "kept" / "mine.json").read_text())["seeds"] == [0]
+    assert not (tmp_path / "kept").exists(), "all of them are taken, or none"
 
 
 @pytest.mark.parametrize(("name", "value"), [("reduced", "clients"), ("claims", []), ("rows", [])])

@@ -106,11 +106,13 @@ def test_a_seed_whose_run_lacks_what_a_claim_needs_does_not_count() -> None:
         values["two"][seed]["given"] = given
     claim = Claim(says="", measure="last", higher="two", than="one", needs="given")
     found = judge(claim, values)
-    assert (found["difference"]["n"], found["left_out"]) == (2, [1])
+    assert (found["difference"]["n"], found["left_out"], found["with_left_out"]["n"]) == (2, [1], 3)
     for seed in values["two"]:
         values["two"][seed]["given"] = 50.0
     found = judge(claim, values)
     assert (found["verdict"], found["difference"], found["left_out"]) == (None, None, [0, 1, 2])
+    assert found["with_left_out"]["mean"] == 5
+    assert judge(claim.model_copy(update={"needs": None}), values)["with_left_out"] is None
 
 
 def test_rows_have_the_papers_figures_beside_ours() -> None:
@@ -132,6 +134,11 @@ def test_rows_have_the_papers_figures_beside_ours() -> None:
             "unknown measure 'nothing'",
         ),
         ({"rows": [MINIMAL["rows"][0]] * 2, "claims": []}, "two rows have one name"),
+        ({"rows": [{"name": name, "method": "fedavg"} for name in ("a", "A!")], "claims": []}, "or one folder"),
+        (
+            {"rows": [{"name": name, "method": "mpgan", "gan": "a"} for name in ("a", "b")], "claims": []},
+            "row 'a' takes the generator of 'a', which takes one itself",
+        ),
         ({"tables": 1}, "Extra inputs are not permitted"),
     ],
 )

@@ -12,8 +12,10 @@ from fedrpc.study.measures import MEASURES, STUDY_FILE
 from fedrpc.study.reading import Run
 
 
-def read(name: str, *rows: dict[str, Any], folder: Path = Path(), **summary: Any) -> float | None:
-    return MEASURES[name][1](Run(folder, {}, summary, rows, {}))
+def read(
+    name: str, *rows: dict[str, Any], folder: Path = Path(), partition: dict[str, Any] | None = None, **summary: Any
+) -> float | None:
+    return MEASURES[name][1](Run(folder, {}, summary, rows, partition or {}))
 
 
 def finished(index: int, **values: Any) -> dict[str, Any]:
@@ -92,3 +94,17 @@ def test_images_that_clients_were_given() -> None:
     assert read("given", tried, finished(1, labelling={"0": level("no: too few")})) == 0
     assert read("given", tried, finished(1, labelling={"0": level("yes")})) == 100
     assert read("given", tried, finished(1, labelling={"0": level("yes"), "1": level("no: too few")})) == 50
+
+
+def test_the_discriminators_loss_at_the_end_and_how_far_it_fell() -> None:
+    losses = [5.0, 4.0, *[3.0] * 17, 1.0, 0.5]  # 21 windows: a tenth is three
+    assert read("adversary", finished(0), finished(1, discriminator_losses=losses)) == pytest.approx(1.5)
+    assert read("adversary_drop", finished(0, discriminator_losses=losses)) == pytest.approx(2.5)
+    assert read("adversary_drop", finished(0, discriminator_losses=[2.0])) == 0
+    assert read("adversary", finished(0, discriminator_losses=[None, 2.0])) == 2
+    assert read("adversary", finished(0, discriminator_losses=[None])) is None
+    assert read("adversary", finished(0)) is read("adversary_drop", finished(0, discriminator_losses=[])) is None
+
+
+def test_the_skew_of_a_split_is_that_of_its_clients() -> None:
+    assert read("skew", partition={"class_variance": {"mean": 0.04, "min": 0.01, "max": 0.09}}) == 0.04
