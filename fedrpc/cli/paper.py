@@ -27,7 +27,8 @@ Changes = Annotated[
     typer.Option(
         "--set",
         help="Change a setting of all runs, such as --set rounds=3; params.NAME goes to every row whose method has it. "
-        "The results say so.",
+        "A row whose generator others take keeps its model, rounds and the classifier's train.NAME. The results tell "
+        "what was changed.",
     ),
 ]
 Rows = Annotated[
@@ -62,11 +63,11 @@ def paper(
     """Run an experiment of a paper, and say which of its claims are reproduced.
 
     The paper's figures stand beside ours, as mean and deviation over the seeds, and each claim gets a verdict. It is
-    reproduced if the mean difference is as claimed and its 95 % interval over three seeds or more excludes 0, partly
-    if only the mean is as claimed, else not.
+    reproduced if the mean difference is as claimed, by more than the margin that is asked, and its 95 % interval over
+    three seeds or more excludes that margin, partly if only the mean is as claimed, else not.
 
-    The same command again skips finished runs and resumes the rest. The folder's results.json has the results, also
-    when some runs failed or were stopped.
+    The same command again skips finished runs and resumes the rest. The folder's results.json has the results of all
+    that are finished, also when others failed or were stopped.
     """
     if name is None:
         from fedrpc.cli.listing import list_experiments

@@ -169,14 +169,31 @@ class _Crew:
         """Blocks until every run is over."""
         try:
             while self._waiting or self._busy:
-                while self._waiting and len(self._busy) < self._workshop.jobs:
-                    self._start(self._waiting.pop(0))
+                while len(self._busy) < self._workshop.jobs and (planned := self._take_next()):
+                    if lacks := [failure for failure in self.failures if failure.cell.run == planned.after]:
+                        self._give_up(planned, f"it needs {lacks[0].cell.note or lacks[0].cell.run}, which failed")
+                    else:
+                        self._start(planned)
+                assert self._busy or not self._waiting, "runs wait for each other"
                 self._watch()
         except BaseException:
             for job in self._busy:
                 terminate(job.pid)
             wait_or_kill([job.pid for job in self._busy], _GRACE_S)
             raise
+
+    def _take_next(self) -> Planned | None:
+        """The first waiting run that needs none of those that are not over yet."""
+        to_come = {planned.cell.run for planned in [*self._waiting, *(job.planned for job in self._busy)]}
+        for planned in self._waiting:
+            if planned.after not in to_come:
+                self._waiting.remove(planned)
+                return planned
+        return None
+
+    def _give_up(self, planned: Planned, reason: str) -> None:
+        self._display.announce(planned, "failed", reason=reason)
+        self.failures.append(Failure(planned.cell, reason, ConfigError.exit_code))
 
     def describe_stop(self, total: int) -> str:
         """Where a signal stopped the comparison, once its processes have ended, and how to go on."""

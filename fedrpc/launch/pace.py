@@ -72,12 +72,15 @@ class Pace:
         if not self._seconds and not self._steps:
             return None
         paces = {row: fmean(seconds.values()) for row, seconds in self._seconds.items()}
-        left = [
-            self._estimate_rounds(run, paces) + self._estimate_steps(run)
+        left = {
+            run.cell.run: self._estimate_rounds(run, paces) + self._estimate_steps(run)
             for run in self._runs
             if run.label not in self._over
+        }
+        one_by_one = [
+            left.get(run.cell.run, 0.0) + (left.get(run.after, 0.0) if run.after else 0.0) for run in self._runs
         ]
-        return max(sum(left) / self._jobs, max(left, default=0.0))  # one run is not shared among jobs
+        return max(sum(left.values()) / self._jobs, *one_by_one)  # one run is not shared among jobs
 
     def _estimate_rounds(self, run: Planned, paces: Mapping[str, float]) -> float:
         """The seconds of the rounds that a run still has, given the mean round of each row."""

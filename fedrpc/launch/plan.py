@@ -55,11 +55,13 @@ class Planned:
     Attributes:
         cell: Its run directory is relative to the comparison's.
         label: What messages call it.
+        after: The run directory, as in a cell, of a run that must be over before it starts, if that is still to come.
     """
 
     cell: Cell
     config: RunConfig
     label: str
+    after: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -56,5 +56,5 @@ def test_an_experiment_is_run_judged_and_skipped_when_it_is_finished(tmp_path: P
     assert partial["missing"] == ["FedAvg, seed 3"]
     assert [len(row["seeds"]) for row in partial["rows"]] == [0, 1, 1, 0, 0]
     assert {claim["verdict"] for claim in partial["claims"]} == {None}
-    assert "without runs: Fed-ZDAC is fairer over classes" in shown.out
+    assert f"without runs: {len(partial['claims'])} claims" in shown.out
     assert "missing: FedAvg, seed 3" in shown.out

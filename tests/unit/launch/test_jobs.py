@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from fedrpc.config import RunConfig, build, to_toml
+from fedrpc.launch import jobs
 from fedrpc.launch.compare import SomeFailed
-from fedrpc.launch.jobs import Workshop, choose_jobs, find_last_error, find_refused, is_finished
+from fedrpc.launch.jobs import Workshop, choose_jobs, find_last_error, find_refused, is_finished, run_cells
 from fedrpc.launch.launcher import Launcher, LocalRun, Watcher
 from fedrpc.launch.plan import Planned
 from fedrpc.study.cells import Cell, Failure
@@ -64,6 +65,55 @@ def test_runs_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     kept = Planned(planned.cell, RunConfig(parallel=5), "fedavg")
     assert Launcher(Workshop(tmp_path, None, "info", jobs=3).open_run(kept), Watcher())._run.config.parallel == 5
     assert [choose_jobs(count, cores) for count, cores in ((10, 2), (10, 16), (3, 16))] == [1, 4, 3]
+
+
+class Told:
+    """A display that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def announce(self, run: Planned, event: str, **values: Any) -> None:
+        self.seen.append((run.label, event))
+
+    def event(self, run: Planned, name: str, values: dict[str, Any]) -> None:
+        """Not of interest."""
+
+    def end(self, run: Planned) -> None:
+        self.seen.append((run.label, "ends"))
+
+    def refresh(self) -> None:
+        """Not of interest."""
+
+
+def test_a_run_starts_when_the_one_that_it_needs_is_over_and_others_do_not_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_work", lambda run, *_: 75 if run.out.name == "giver 1" else 0)
+    monkeypatch.setattr(jobs, "find_refused", lambda *_: {})
+    monkeypatch.setattr(jobs, "preload", lambda _: None)
+
+    def plan(name: str, after: str | None = None) -> Planned:
+        return Planned(Cell("fedavg", 0, Path(name)), RunConfig(), name, Path(after) if after else None)
+
+    planned = [
+        plan("taker 0", "giver 0"),
+        plan("giver 0"),
+        plan("taker 1", "giver 1"),
+        plan("giver 1"),
+        plan("alone", "a run that is no part of it"),
+    ]
+    told = Told()
+    failures = run_cells(planned, Workshop(tmp_path, None, "info"), told)
+    started = [label for label, event in told.seen if event == "starts"]
+    assert started == ["giver 0", "taker 0", "giver 1", "alone"]
+    assert told.seen.index(("giver 0", "ends")) < told.seen.index(("taker 0", "starts"))
+    reasons = {failure.cell.run.name: failure.reason for failure in failures}
+    assert {*reasons} == {"giver 1", "taker 1"}
+    assert reasons["taker 1"] == "it needs giver 1, which failed"
+    told = Told()
+    run_cells(planned[:2], Workshop(tmp_path, None, "info", jobs=2), told)
+    assert [event for _, event in told.seen] == ["starts", "ends"] * 2, "nor does it start beside it"
 
 
 def test_methods_that_the_setting_does_not_suit_are_found_before_anything_runs(tmp_path: Path) -> None:

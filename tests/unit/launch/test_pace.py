@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -42,6 +43,15 @@ def test_a_row_goes_on_as_it_did_and_an_unknown_one_as_the_mean() -> None:
     play(pace, RUNS[1], 0, 5, 6.0)
     assert pace.estimate_seconds() == pytest.approx(5 * 6.0 + 10 * 2.0 + 10 * 6.0)
     assert pace.describe() == "1 of 4 runs and 15 of 40 rounds done, about 110.0 s left"
+
+
+def test_a_run_waits_for_the_one_that_it_needs() -> None:
+    giver, taker = RUNS[0], replace(RUNS[1], after=RUNS[0].cell.run)
+    pace = Pace([giver, taker], jobs=2)
+    play(pace, giver, 0, 4, 2.0)
+    assert pace.estimate_seconds() == pytest.approx(6 * 2.0 + 10 * 2.0)
+    pace.end(giver)
+    assert pace.estimate_seconds() == pytest.approx(10 * 2.0)
 
 
 def test_rounds_that_become_slower_are_noticed_and_foreseen_with_the_next_seed() -> None:

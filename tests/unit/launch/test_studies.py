@@ -12,7 +12,7 @@ import torch
 
 from fedrpc.errors import ConfigError
 from fedrpc.launch import studies
-from fedrpc.launch.paper import PaperRequest, divide_stages, plan_experiment
+from fedrpc.launch.paper import PaperRequest, plan_experiment
 from fedrpc.launch.studies import study_finished
 from fedrpc.study import local_round
 from fedrpc.study.experiment import Experiment, Row
@@ -58,9 +58,9 @@ def test_rows_take_the_generator_of_the_same_seed_and_come_after_it() -> None:
     taken = {run.label: run.config.params["gan"] for run in runs}
     assert taken["With it, seed 1"] == "there/the-gan-seed=1"
     assert taken["The GAN, seed 1"] is None
-    first, then = divide_stages(experiment, runs)
-    assert [run.label for run in first] == ["The GAN, seed 0", "The GAN, seed 1"]
-    assert [run.label for run in then] == ["With it, seed 0", "With it, seed 1"]
+    needed = {run.label: run.after for run in runs}
+    assert needed["With it, seed 1"] == next(run.cell.run for run in runs if run.label == "The GAN, seed 1")
+    assert needed["The GAN, seed 1"] is None
 
 
 def test_one_more_local_round_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
