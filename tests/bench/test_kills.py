@@ -40,6 +40,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "flea": {"method": "flea"},
     "feddpms": {"method": "feddpms", "model": "dpms", "rounds": 4, "params": DPMS},
     "mpgan": {"method": "mpgan", "params": GAN},
+    "mpgan-shared": {"method": "mpgan", "params": GAN | {"discriminators": "shared", "cohort_steps": 1}},
     "moon": {"method": "moon"},
     "dp-sgd": {"method": "fedavg", "privacy": {"dp_sgd": {"noise_multiplier": 1.1}}},
 }
