@@ -8,10 +8,12 @@ bytes for everybody.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import io
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedrpc import clock as time  # without the time in which this process stood still
 from fedrpc import log
@@ -54,6 +56,7 @@ from fedrpc.wire.v2 import coordinator_pb2 as pb
 _RECEIPT_S = 0.01  # how long a receipt waits for a task with which it can travel
 _MAX_OUTBOX = 1000  # frames that wait to be sent: beyond it nothing more is read, so that a client cannot fill memory
 _ATTACH_S = 10.0  # how long a stream may belong to nobody; a client says at once whose it is
+_LAST_WRITE_S = 1.0  # how long a stream that ends waits for the frame that is being written
 # Bytes of an envelope without its parts, which spend the method's budget; an abstention has a text.
 _MAX_ENVELOPE = 4 * MAX_TEXT + 1000
 MAX_ATTEMPT = 1000  # uploads of one answer that have rows of their own in the ledger; all further ones share a row
@@ -66,7 +69,7 @@ class _Sent:
 
     task_id: str
     attempt: Attempt
-    rows: Rows
+    rows: Rows = field(default_factory=dict)
     booked: bool = False
 
 
@@ -160,17 +163,17 @@ class Connection:
 
     async def run(self) -> None:
         """Serves the stream until it ends; raises what broke it."""
-        work = [asyncio.ensure_future(part) for part in (self._receive(), self._send(), self._send_large())]
+        receiving = asyncio.ensure_future(self._receive())
+        sending = [asyncio.ensure_future(part) for part in (self._send(), self._send_large())]
         try:
-            done, _ = await asyncio.wait([*work, self._broken], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([receiving, *sending, self._broken], return_when=asyncio.FIRST_COMPLETED)
             for part in done:
                 part.result()
         finally:
-            for part in work:
-                part.cancel()
+            receiving.cancel()
             self._detach()
             # In a task of its own: a second cancellation of this call must not keep permits and files.
-            await asyncio.shield(asyncio.ensure_future(self._clean_up(work)))
+            await asyncio.shield(asyncio.ensure_future(self._clean_up(receiving, sending)))
 
     def _detach(self) -> None:
         if self._due:
@@ -180,8 +183,14 @@ class Connection:
             if session.link is self:
                 self._desk.roster.detach(session)
 
-    async def _clean_up(self, work: Iterable[asyncio.Future[None]]) -> None:
-        await asyncio.gather(*work, return_exceptions=True)
+    async def _clean_up(self, receiving: asyncio.Future[None], sending: Iterable[asyncio.Future[None]]) -> None:
+        # A frame that is being written may have reached its client before gRPC says so; then it was sent.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WRITE_S):
+                await self._writing.acquire()
+        for part in sending:
+            part.cancel()
+        await asyncio.gather(receiving, *sending, return_exceptions=True)
         await self._drop_upload()
 
     def check_idle(self, now: float) -> None:
@@ -227,8 +236,10 @@ class Connection:
 
     # Sending
 
-    async def _write(self, frame: bytes) -> None:
+    async def _write(self, frame: bytes, count: Callable[[], None]) -> None:
+        """Writes a frame when it is its turn, and counts it then: the stream may end before."""
         async with self._writing:
+            count()
             self._is_writing = True
             self._written_pace.restart()
             await self._write_frame(frame)
@@ -253,13 +264,13 @@ class Connection:
         if not frame.HasField("receipt") and (receipt := self._receipts.pop(session, None)):
             frame.receipt.CopyFrom(receipt)
         data = seal_frame(frame)
-        self._desk.book.book(self._desk.count_session("down", session.client, len(data)))
         if frame.HasField("finished"):
             # This frees the ids for other processes. Before the write, since a client that has read this frame hangs
             # up, which can cancel this call.
             for other in self._sessions.values():
                 self._desk.roster.close(other)
-        await self._write(data)
+        rows = self._desk.count_session("down", session.client, len(data))
+        await self._write(data, lambda: self._desk.book.book(rows))
 
     async def _send_large(self) -> None:
         """Sends what is too large for one frame, or not yet encoded, one message at a time."""
@@ -294,18 +305,20 @@ class Connection:
         body = task.question.body
         head = serialise_frame(session.number, self._build_envelope(delivery), body, others)
         self._desk.privacy.expect_rows(task.client)
-        rows = attempt.add_first(len(head), body.inline, len(others))
         self._mailbox.start_delivery(delivery)
         frames = task.question.iter_frames()  # now: once the answer is there, the question may be forgotten
-        sent = _Sent(task.task_id, attempt, rows)
-        if task.question.is_small:
-            self._sent[task.task_id] = sent
+        sent = _Sent(task.task_id, attempt)
+
+        def count_first() -> None:
+            merge(sent.rows, attempt.add_first(len(head), body.inline, len(others)))
+            if task.question.is_small:
+                self._sent[task.task_id] = sent
+
         task.times.note_begun(len(head))
         try:
-            await self._write(head)
+            await self._write(head, count_first)
             for kind, size, data in frames:
-                attempt.add(kind, len(data), size)
-                await self._write(data)
+                await self._write(data, functools.partial(attempt.add, kind, len(data), size))
             whole = True
         finally:
             self._sent.pop(task.task_id, None)

@@ -56,6 +56,7 @@ _SINCE_BEGIN = ("partition.json", "ledger.partial.jsonl", "ledger.jsonl", "recor
 _TICK_S = 0.2  # how often time limits are looked at
 _TRIM_S = 60.0  # messages of many sizes, a million of them, leave holes in the heap that are as large as all the rest
 _RETURN_S = 10.0  # how long to wait for clients that were not told of the end; they try again every few seconds
+_STOP_S = 1.5  # how long streams may take to end: a frame that is being written, and what follows it
 _FAREWELL_S = 5.0  # how long to wait until every client has learned that the run is over
 
 
@@ -294,7 +295,7 @@ async def _run_server(
         return result
     finally:
         servicer.end()
-        await entrance.stop(0.5)
+        await entrance.stop(_STOP_S)
 
 
 def _listen(options: ServerOptions, health: Health, num_clients: int, max_connections: int) -> GrpcServer:

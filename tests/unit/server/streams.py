@@ -151,6 +151,11 @@ class ClientEnd:
         for frame in frames:
             self._up.put_nowait(frame if isinstance(frame, bytes) else reseal(frame))
 
+    def read_one(self) -> None:
+        """Reads the frame that waits for it, and then no more."""
+        self.reading.set()
+        self.reading.clear()
+
     async def _receive(self) -> bytes:
         """The next frame; raises what broke the stream, if it brings none."""
         waiting = asyncio.ensure_future(self._down.get())
@@ -206,9 +211,13 @@ class ClientEnd:
         """Frames from the server that were not received yet."""
         return self._down.qsize()
 
+    def close(self) -> None:
+        """Says that nothing more comes."""
+        self._up.put_nowait(None)
+
     async def hang_up(self) -> None:
         """Ends the stream."""
-        self._up.put_nowait(None)
+        self.close()
         await self.ended()
 
     async def ended(self) -> None:
