@@ -21,7 +21,9 @@ Name = Annotated[
     ),
 ]
 Small = Annotated[bool, typer.Option("--small", help="At a size for two cores; the table says what was reduced.")]
-Seeds = Annotated[str, typer.Option(help='Run every row with each of these seeds: "0-2", "0,3,7".')]
+Seeds = Annotated[
+    str, typer.Option(help='Run every row with each of these seeds: "0-2" (three of them), "0,3,7", "3" (that one).')
+]
 Changes = Annotated[
     list[str] | None,
     typer.Option(

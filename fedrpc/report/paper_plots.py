@@ -16,7 +16,11 @@ MAX_POINTS = 60  # of a line
 LONG = 20  # evaluations; longer curves are smoothed: single rounds swing too much to compare
 WINDOW = 10  # evaluations that are averaged then
 _ROW, _LETTER = 26, 5.9  # pixels: between two rows, and of a letter of their names
-_TITLES = {ACCURACY: "accuracy", "class_variance": "variance over classes"}
+_TITLES = {
+    ACCURACY: "accuracy",
+    "class_variance": "variance over classes",
+    "train_loss": "loss in the last local epoch",
+}
 
 
 def plot_rows(results: Results) -> str | None:

@@ -50,7 +50,7 @@ def format_printed(value: float | Sequence[float] | None) -> str:
         return NONE
     if not isinstance(value, Sequence):
         return f"{value:g}"
-    decimals = max(len(format(Decimal(str(each)), "f").partition(".")[2]) for each in value)
+    decimals = max(len(format(Decimal(f"{each:.12g}"), "f").partition(".")[2]) for each in value)
     return " ± ".join(f"{each:.{decimals}f}" for each in value)
 
 

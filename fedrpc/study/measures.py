@@ -38,6 +38,12 @@ def _read_end(name: str) -> Callable[[Run], float | None]:
     return read
 
 
+def _read_swing(run: Run) -> float | None:
+    first = int(run.summary["num_rounds"]) - TAIL
+    values = [value for index, value in run.curve("accuracy") if index >= first]
+    return statistics.pvariance(values) if len(values) > 1 else None
+
+
 def _read_early(run: Run) -> float | None:
     values = [value for index, value in run.curve("accuracy") if EARLY[0] <= index < EARLY[1]]
     return statistics.fmean(values) if values else None
@@ -155,6 +161,7 @@ MEASURES: Mapping[str, tuple[str, Callable[[Run], float | None]]] = {
     "last": ("accuracy %, last round", _read_accuracy("global")),
     "last10": ("accuracy %, mean of the last ten rounds", _read_accuracy("last10")),
     "best": ("accuracy %, best round, picked on the test set", _read_accuracy("best")),
+    "swing": ("variance of the accuracy % over the last ten rounds", _read_swing),
     "class_variance": ("variance over classes, last ten rounds", _read_tail("class_variance")),
     "client_mean": ("accuracy % over clients, last ten rounds", _read_tail("client_mean")),
     "client_variance": ("variance over clients, last ten rounds", _read_tail("client_variance")),
@@ -176,6 +183,7 @@ MEASURES: Mapping[str, tuple[str, Callable[[Run], float | None]]] = {
     "skew": ("variance over classes of a client's shares of data, mean over clients", _read_skew),
     "exposure": ("% of pairs of clients where one's data reached the other", _read_exposure),
     "first_loss": ("loss in the first local epoch, last ten rounds", _read_local_losses(lambda losses: losses[0])),
+    "train_loss": ("loss in the last local epoch, last ten rounds", _read_local_losses(lambda losses: losses[-1])),
     "loss_drop": (
         "loss in the first local epoch less that in the last, last ten rounds",
         _read_local_losses(lambda losses: losses[0] - losses[-1]),

@@ -50,11 +50,19 @@ def test_the_middle_of_a_run_is_a_share_of_its_rounds() -> None:
     assert read("middle", *rows[:8], num_rounds=20) is None
 
 
+def test_the_swing_is_the_variance_of_the_last_ten_accuracies() -> None:
+    rows = [finished(index, accuracy=0.0) for index in range(10)]
+    late = [finished(index, accuracy=50.0 + 2 * (index % 2)) for index in range(10, 20)]
+    assert read("swing", *rows, *late, num_rounds=20) == pytest.approx(1.0)
+    assert read("swing", finished(19, accuracy=50.0), num_rounds=20) is None
+
+
 def test_local_losses_are_of_the_last_ten_rounds() -> None:
     early = [finished(index, local_losses={"0": [9.0, 8.0]}) for index in range(5)]
     late = [finished(index, local_losses={"0": [2.0, 1.0, 0.5], "1": [4.0, 1.0, 0.5]}) for index in range(5, 15)]
     assert read("first_loss", *early, *late) == 3.0
     assert read("loss_drop", *early, *late) == 2.5
+    assert read("train_loss", *early, *late) == 0.5
     assert read("loss_drop", finished(0), finished(1, local_losses={})) is None
 
 
