@@ -170,6 +170,7 @@ class Connection:
             for part in done:
                 part.result()
         finally:
+            self._broken.cancel()  # nobody waits for it any more
             receiving.cancel()
             self._detach()
             # In a task of its own: a second cancellation of this call must not keep permits and files.
@@ -326,7 +327,8 @@ class Connection:
             self._book_sent(sent, whole=whole)
             if whole:
                 task.times.note_sent()
-                self._mailbox.mark_delivered(delivery)
+                if session.link is self:  # else the stream has ended, and the mailbox knows what its client was at
+                    self._mailbox.mark_delivered(delivery)
                 if task.done and not overtaken:  # a Cancel that came before the last chunk found no task there
                     self._queue(session, pb.Frame(cancel=pb.Cancel(task_id=task.task_id, reason="no longer needed")))
             else:
@@ -498,7 +500,12 @@ class Connection:
     async def _begin_upload(
         self, task: Task, session: Session, envelope: pb.Envelope, attempt: Attempt, rows: Rows
     ) -> None:
-        await self._drop_upload()  # the client has given up the one before
+        try:
+            await self._drop_upload()  # the client has given up the one before
+        except asyncio.CancelledError:  # the stream ends
+            merge(rows, attempt.close(aborted=True))
+            self._desk.book.book(rows)
+            raise
         upload = Upload(task, session, envelope, attempt, rows, self._desk.limits.most_bytes)
         self._upload = upload
         upload.begin(
@@ -536,9 +543,11 @@ class Connection:
     async def _drop_upload(self) -> None:
         upload, self._upload = self._upload, None
         if upload:
-            await upload.end()
-            if rows := upload.take_rows(accepted=False):
-                self._desk.book.book(rows)
+            try:
+                await upload.end()
+            finally:  # also when the stream ends meanwhile
+                if rows := upload.take_rows(accepted=False):
+                    self._desk.book.book(rows)
 
     def _end_upload_soon(self, upload: Upload) -> None:
         ending = asyncio.ensure_future(upload.end())
