@@ -94,9 +94,9 @@ _LEFT_OUT = """
 ## Without an experiment
 
 Two sorts of the papers' tables and figures have none: those that show a scheme, the layers of a network, examples or a
-single split, of which `fedrpc synthetic` and `fedrpc partition` draw the last two for any run (FLea's Figures 1, 4, 5,
-7, 8 and 12; Fed-ZDA's 1, 2 and 6; FedDPMS's 1 and 4 to 6, Tables 3 and 4; the thesis's 1, 5, 7, 10 and 17), and the
-thesis's Figure 9, a generator of several paths that learns a mixture of Gaussians, without federated learning.
+single split, of which `fedrpc synthetic` and `fedrpc partition` draw the last two (FLea's Figures 1, 4, 5, 7, 8 and 12;
+Fed-ZDA's 1, 2 and 6; FedDPMS's 1 and 4 to 6, Tables 3 and 4; the thesis's 1, 5, 7, 10 and 17), and the thesis's Figure
+9, a generator of several paths that learns a mixture of Gaussians, without federated learning.
 """
 
 
