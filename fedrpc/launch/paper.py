@@ -102,13 +102,9 @@ def _choose_rows(experiment: Experiment, request: PaperRequest) -> list[Row]:
     known = {row.name: row for row in experiment.rows}
     if unknown := [name for name in request.rows if name not in known]:
         raise UnknownName("row", unknown[0], known)
-    names = request.rows or _list_usual_rows(experiment, request)
+    names = request.rows or experiment.list_usual_rows(request.size)
     taken = {known[name].gan for name in names}
     return [row for row in experiment.rows if row.name in names or row.name in taken]
-
-
-def _list_usual_rows(experiment: Experiment, request: PaperRequest) -> list[str]:
-    return [row.name for row in experiment.rows if request.size == "paper" or not row.extra]
 
 
 def _name_run(row: str, seed: int) -> Path:
@@ -244,7 +240,7 @@ def widen_request(
     seeds = sorted({run.cell.seed for run in (*runs, *further)})
     rows = [row.name for row in experiment.rows if row.name in told]
     return replace(
-        request, seeds=format_seeds(seeds), rows=[] if rows == _list_usual_rows(experiment, request) else rows
+        request, seeds=format_seeds(seeds), rows=[] if rows == experiment.list_usual_rows(request.size) else rows
     )
 
 

@@ -84,19 +84,20 @@ counted apart, came after first runs, too. The papers give no margins, so these 
 which rounds their figures are: Fed-ZDA's stand beside our last ten rounds, FedDPMS's beside our best round, though its
 claims are judged by the last ten, which are not picked on the test set. Other settings were tried where a claim had
 failed, mostly with one seed. Nothing was tuned on a validation split: settings are the papers', and ours where these
-are silent; where a table has several of them, such as several q, all are on the test set. Experiments are reduced in
-size unless they say otherwise, and baselines are not the papers' either: FLea's rivals are far more accurate here,
-which leaves less to gain; FedAvg beside the other methods is as accurate as in the papers or somewhat less. A verdict
-is about the claim at that size, in this implementation. Runs whose version has no commit beside it are older than the
-recording of commits.
+are silent; where a table has several of them, such as several q, all are shown, measured on the test set. Experiments
+are reduced in size unless they say otherwise, and baselines are not the papers' either: FLea's rivals are far more
+accurate here, which leaves less to gain; FedAvg in the other papers' experiments is about as accurate as there, or less
+accurate. A verdict is about the claim at that size, in this implementation. Runs whose version has no commit beside it
+are older than the recording of commits.
 """
 _LEFT_OUT = """
 ## Without an experiment
 
-Two sorts of the papers' tables and figures have none: those that show a scheme, the layers of a network, examples or a
-single split, of which `fedrpc synthetic` and `fedrpc partition` draw the last two (FLea's Figures 1, 4, 5, 7, 8 and 12;
-Fed-ZDA's 1, 2 and 6; FedDPMS's 1 and 4 to 6, Tables 3 and 4; the thesis's 1, 5, 7, 10 and 17), and the thesis's Figure
-9, a generator of several paths that learns a mixture of Gaussians, without federated learning.
+Two sorts of the papers' tables and figures have none: those that show a scheme, the sizes of data and networks, single
+draws, or examples, of which `fedrpc partition` and `fedrpc synthetic` draw the last two (FLea's Figures 1, 4, 5, 7, 8
+and 12, Table 2; Fed-ZDA's Figures 1, 2 and 6; FedDPMS's Figures 1 and 4 to 6, Tables 3 and 4; the thesis's Figures 1,
+5, 7, 10 and 17), and the thesis's Figure 9, a generator of several paths that learns a mixture of Gaussians, without
+federated learning.
 """
 
 

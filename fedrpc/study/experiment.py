@@ -158,6 +158,10 @@ class Experiment(_Frozen):
         """The paper's figures by row."""
         return {row.name: row.paper for row in self.rows}
 
+    def list_usual_rows(self, size: Literal["paper", "small"]) -> list[str]:
+        """The names of the rows that run when none is named."""
+        return [row.name for row in self.rows if size == "paper" or not row.extra]
+
     def build_config(
         self, row: Row, seed: int, size: Literal["paper", "small"], changes: Mapping[str, Any]
     ) -> RunConfig:

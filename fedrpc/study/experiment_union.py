@@ -19,6 +19,8 @@ _SAME = ("name", "size", "changes", "reduced", "measures")
 def rejudge_results(results: Results) -> dict[str, Any]:
     """The same runs, with the claims, the papers' figures and the notes that the experiment has now.
 
+    The command names the rows, if the experiment has others by now.
+
     So a report never shows a claim in words, or by a margin, that its experiment no longer has. Unchanged when the
     experiment is not there any more, or lacks one of the rows.
     """
@@ -34,6 +36,9 @@ def rejudge_results(results: Results) -> dict[str, Any]:
     return {
         **results,
         **told,
+        "command": _name_runs(
+            results["command"], results["seeds"], _list_run(values), experiment.list_usual_rows(results["size"])
+        ),
         "rows": summarize_rows(experiment.papers, list_measures(experiment), values),
         "claims": [judge(claim, values) for claim in experiment.claims],
     }
@@ -67,7 +72,7 @@ def unite_results(old: Results, new: Results) -> dict[str, Any]:
     measures = [*new["rows"][0]["ours"]] if new["rows"] else []
     return {
         **new,
-        "command": _name_runs(new["command"], seeds, [name for name in values if values[name]], len(values)),
+        "command": _name_runs(new["command"], seeds, _list_run(values), [*values]),
         "version": " and ".join(sorted({*old["version"].split(" and "), *new["version"].split(" and ")})),
         "seeds": seeds,
         "missing": [each for each in dict.fromkeys([*old["missing"], *new["missing"]]) if each not in done],
@@ -112,15 +117,19 @@ def _refuse_others(experiment: str, row: str, old: Mapping[int, Any], new: Mappi
             )
 
 
-def _name_runs(command: str, seeds: Sequence[int], rows: Sequence[str], num_rows: int) -> str:
-    """The command for all of the runs: as given, with these seeds, and with rows only if some have no run."""
+def _list_run(values: Values) -> list[str]:
+    return [name for name, found in values.items() if found]
+
+
+def _name_runs(command: str, seeds: Sequence[int], rows: Sequence[str], usual: Sequence[str]) -> str:
+    """The command for all of the runs: as given, with these seeds, and with rows unless they are the usual ones."""
     words, kept = iter(shlex.split(command)), []
     for word in words:
         if word in ("--seeds", "--row"):
             next(words)
         else:
             kept.append(word)
-    chosen = [word for row in rows for word in ("--row", row)] if len(rows) < num_rows else []
+    chosen = [word for row in rows for word in ("--row", row)] if rows != usual else []
     return shlex.join([*kept, "--seeds", format_seeds(seeds), *chosen])
 
 

@@ -69,7 +69,8 @@ def _read_local_losses(read: Callable[[list[float]], float]) -> Callable[[Run], 
     """The mean over clients and the last ten rounds of a value of the losses by local epoch."""
 
     def read_all(run: Run) -> float | None:
-        values = [read(losses) for row in run.rounds[-TAIL:] for losses in (row.get("local_losses") or {}).values()]
+        found = [losses for row in run.rounds[-TAIL:] for losses in (row.get("local_losses") or {}).values()]
+        values = [read(losses) for losses in found if None not in losses]  # recorded, and finite
         return statistics.fmean(values) if values else None
 
     return read_all

@@ -16,7 +16,7 @@ from fedrpc.report.paper_plots import summarize_curve
 from fedrpc.report.paper_table import format_results
 from fedrpc.report.paper_words import format_printed
 from fedrpc.study import experiment_union
-from fedrpc.study.experiment import Experiment, judge, summarize_rows
+from fedrpc.study.experiment import Experiment, Row, judge, summarize_rows
 from fedrpc.study.experiment_union import unite_results
 
 EXPERIMENT = Experiment(
@@ -311,6 +311,18 @@ def test_a_file_names_no_place_outside_the_folder(tmp_path: Path, change: dict[s
     with pytest.raises(ConfigError, match=r"is of no experiment|has no name"):
         write_report(folder, [folder.parent / "given.json"])
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["given.json"]
+
+
+@pytest.mark.parametrize(("extra", "named"), [(True, ""), (False, " --row FedAvg --row 'Better & more'")])
+def test_the_command_names_the_rows_where_the_experiment_runs_others_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: bool, named: str
+) -> None:
+    new = Row(name="new", method="fedavg", extra=extra)
+    now = EXPERIMENT.model_copy(update={"rows": [*EXPERIMENT.rows, new]})
+    for module in (experiment_union, paper):
+        monkeypatch.setattr(module, "is_experiment", lambda _: True)
+        monkeypatch.setattr(module, "read_experiment", lambda _: now)
+    assert f"`fedrpc paper mine --small --seeds 0{named}`" in report(tmp_path, results_of([50], [55]))
 
 
 def test_a_file_whose_figures_are_words_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ def test_local_losses_are_of_the_last_ten_rounds() -> None:
     assert read("first_loss", *early, *late) == 3.0
     assert read("loss_drop", *early, *late) == 2.5
     assert read("train_loss", *early, *late) == 0.5
+    assert read("train_loss", finished(0, local_losses={"0": [1.0, None], "1": [1.0, 0.5]})) == 0.5
     assert read("loss_drop", finished(0), finished(1, local_losses={})) is None
 
 
