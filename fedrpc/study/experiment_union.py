@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,15 +31,17 @@ def rejudge_results(results: Results) -> dict[str, Any]:
     if values.keys() - experiment.papers.keys():
         return dict(results)
     values = {name: values.get(name, {}) for name in experiment.papers}
+    usual, run = experiment.list_usual_rows(results["size"]), _list_run(values)
+    command = results["command"]
+    if (_list_named(command) or usual) != run:
+        command = _name_runs(command, results["seeds"], run, usual)
     told = {
         name: getattr(experiment, name) for name in ("title", "paper", "where", "notes", "explanations", "measures")
     }
     return {
         **results,
         **told,
-        "command": _name_runs(
-            results["command"], results["seeds"], _list_run(values), experiment.list_usual_rows(results["size"])
-        ),
+        "command": command,
         "rows": summarize_rows(experiment.papers, list_measures(experiment), values),
         "claims": [judge(claim, values) for claim in experiment.claims],
     }
@@ -119,6 +122,11 @@ def _refuse_others(experiment: str, row: str, old: Mapping[int, Any], new: Mappi
 
 def _list_run(values: Values) -> list[str]:
     return [name for name, found in values.items() if found]
+
+
+def _list_named(command: str) -> list[str]:
+    words = shlex.split(command)
+    return [row for word, row in itertools.pairwise(words) if word == "--row"]
 
 
 def _name_runs(command: str, seeds: Sequence[int], rows: Sequence[str], usual: Sequence[str]) -> str:
