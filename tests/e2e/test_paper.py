@@ -31,6 +31,7 @@ def test_an_experiment_is_run_judged_and_skipped_when_it_is_finished(tmp_path: P
     assert results["changes"]["rounds"] == 1
     assert [len(row["seeds"]) for row in results["rows"]] == [1, 1, 1, 0, 0], "the rows that were named"
     judged = {claim["verdict"] for claim in results["claims"] if claim["than"] == "FedAvg"}
+    assert judged, "the claims about rows that ran have verdicts"
     assert judged <= {"partly", "not"}, "one seed reproduces nothing"
     told = first.out
     assert "fewer than 3 seeds" in told
