@@ -33,7 +33,7 @@ _OTHER_NAMES = {  # what other frameworks call our settings
 _MAX_MESSAGE_BYTES = 8 << 30
 # Where and how a run is computed, and for how long: what it computes does not depend on them.
 _CIRCUMSTANCES = {"rounds", "parallel", "device", "limits", "link", "shaper", "speed"}
-_LATER = {"availability", "dropout", "select_extra", "norm", "code"}
+_LATER = {"availability", "dropout", "select_extra", "norm", "code", "validation"}
 _LATER_TRAIN = {"precision", "tf32", "deterministic", "channels_last", "compile"}
 _SERVER_ONLY = {"parallel", "link", "shaper", "speed"}
 
@@ -162,6 +162,9 @@ class RunConfig(_Frozen):
     seed: int = Field(0, ge=0, description="of partition, cohorts, initial model and training")
     train_size: int | None = Field(None, ge=1, description="use a seeded, stratified part of the training set")
     local_test: float = Field(0.0, ge=0, lt=1, description="share of each client's data that is its local test set")
+    validation: float | None = Field(
+        None, ge=0, lt=1, description="test on this share of the training set, held out, and leave the test set alone"
+    )
     eval_every: int = Field(1, ge=1, description="rounds between evaluations on the data set's test set")
     client_eval_every: int = Field(10, ge=1, description="rounds between evaluations on the clients' local test sets")
     feature_eval_every: int = Field(10, ge=1, description="rounds between measurements of the model's features")
@@ -232,7 +235,7 @@ class RunConfig(_Frozen):
                 raise ValueError(f"expected the SHA-256 of {name} in hex")
         return dict(sorted(value.items()))
 
-    @field_validator("dropout", "select_extra")
+    @field_validator("dropout", "select_extra", "validation")
     @classmethod
     def _drop_zero(cls, value: float | None) -> float | None:
         return value or None  # the same run, in one spelling

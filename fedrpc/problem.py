@@ -22,6 +22,7 @@ from fedrpc.config import RunConfig, parse_params
 from fedrpc.data.datasets import DataSet, Split, load
 from fedrpc.data.examples import ClientData, Examples
 from fedrpc.data.partition import Partition, make_partition, split_train_test, subsample
+from fedrpc.data.validation import hold_out
 from fedrpc.errors import ConfigError
 from fedrpc.methods import METHODS
 from fedrpc.methods.method import Method
@@ -173,11 +174,20 @@ class Problem:
     @cached_property
     def partition(self) -> Partition:
         """The training examples of each client."""
-        y, seed = self.dataset.train.y, self.config.seed
-        subset = subsample(y, self.config.train_size, seed) if self.config.train_size else None
+        train, seed = self.dataset.train, self.config.seed
+        subset = None if self._validation is None else np.setdiff1d(np.arange(len(train.y)), self._validation)
+        if self.config.train_size:
+            left = np.arange(len(train.y)) if subset is None else subset
+            subset = left[subsample(train.y[left], self.config.train_size, seed)]
         return make_partition(
-            self.config.partition, y, self.config.clients, seed, group=self.dataset.train.group, subset=subset
+            self.config.partition, train.y, self.config.clients, seed, group=train.group, subset=subset
         )
+
+    @cached_property
+    def _validation(self) -> np.ndarray | None:
+        """The training examples that take the place of the test set, if settings are to be chosen."""
+        train, share = self.dataset.train, self.config.validation
+        return hold_out(train.y, train.group, share, self.config.seed) if share else None
 
     def split_client_indices(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """A client's training and test examples, as positions in the training set."""
@@ -210,11 +220,11 @@ class Problem:
 
     def load_held_out(self) -> Examples:
         """The training examples that no client holds: for comparisons only; raises ConfigError if there are none."""
-        held = np.concatenate(self.partition.indices)
+        held = np.concatenate([*self.partition.indices, *([] if self._validation is None else [self._validation])])
         index = np.setdiff1d(np.arange(len(self.dataset.train.y)), held, assume_unique=True)
         if not len(index):
             raise ConfigError(
-                f"clients hold all {len(held)} training examples, but a comparison needs some that nobody has; give a "
+                f"all {len(held)} training examples are in use, but a comparison needs some that nobody has; give a "
                 "smaller train_size"
             )
         return self._read_examples(self.dataset.train, index)
@@ -245,7 +255,12 @@ class Problem:
         return network
 
     def load_external_test(self) -> Examples:
-        """The external test set, which is in no partition; read by memory map, a batch at a time."""
+        """The external test set, or what is held out in its place, which is in no partition.
+
+        Read by memory map, a batch at a time.
+        """
+        if self._validation is not None:
+            return self._read_examples(self.dataset.train, self._validation)
         test = self.dataset.test
         return Examples(torch.from_numpy(np.array(test.y)), lambda index: self._read_inputs(test.x[index]))
 

@@ -36,6 +36,7 @@ class Settings(TypedDict, total=False):
     seed: int
     train_size: int | None
     local_test: float
+    validation: float | None
     eval_every: int
     client_eval_every: int
     feature_eval_every: int

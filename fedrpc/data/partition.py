@@ -28,6 +28,7 @@ __all__ = [
     "replace_parameter",
     "split_train_test",
     "subsample",
+    "take_shares",
 ]
 
 
@@ -117,12 +118,17 @@ def split_train_test(
         raise ConfigError(f"local_test: expected a share from 0 to below 1, got {fraction}")
     held = np.sort(np.asarray(indices, dtype=np.int64))
     mine = Source(np.asarray(y)[held].astype(np.int64), 1, seed)
-    shares = apportion(round(fraction * len(held)), mine.counts, caps=mine.counts - 1)
-    rng = derive(seed, "partition", "local", client)
-    for_test = np.zeros(len(held), dtype=bool)
-    for member, share in zip(mine.members, shares, strict=True):
-        for_test[rng.permutation(member)[:share]] = True
+    for_test = take_shares(mine, fraction, derive(seed, "partition", "local", client))
     return held[~for_test], held[for_test]
+
+
+def take_shares(source: Source, fraction: float, rng: np.random.Generator) -> np.ndarray:
+    """Which samples are taken, the same share of each class at random, but never all of a class."""
+    shares = apportion(round(fraction * len(source.y)), source.counts, caps=source.counts - 1)
+    taken = np.zeros(len(source.y), dtype=bool)
+    for member, share in zip(source.members, shares, strict=True):
+        taken[rng.permutation(member)[:share]] = True
+    return taken
 
 
 def _check_subset(total: int, subset: np.ndarray | None) -> np.ndarray:

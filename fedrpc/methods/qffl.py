@@ -104,7 +104,7 @@ class FairStep:
 
 
 class QFflParams(Params):
-    """The Fed-ZDA paper does not give its q; sweep 0.001, 0.01, 0.1 and 1 on a validation split."""
+    """The Fed-ZDA paper does not give its q; sweep 0.001, 0.01, 0.1 and 1 with `validation`."""
 
     q: float = Field(0.01, ge=0, description="0 is the uniform mean; more is fairer")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 TAIL = 10
 
@@ -16,11 +15,9 @@ class Curve:
     Attributes:
         last: The last evaluation's accuracy.
         last10: The mean of the last ten evaluations, or of all when there are fewer.
-        best: The highest accuracy. Selected on the test set, so it is optimistic: show it with `best_label`.
+        best: The highest accuracy. Selected on what it was measured on, so it is optimistic: say so beside it.
         best_round: The first round that reached it.
     """
-
-    best_label: ClassVar[str] = "test-selected"
 
     last: float
     last10: float

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedrpc.report.comparison_words import (
+    describe_best,
     describe_overhead,
     format_accuracy,
     format_deviation,
@@ -14,6 +15,7 @@ from fedrpc.report.comparison_words import (
     format_spread,
     has_predicted_times,
     has_ten_evaluations,
+    name_test_set,
     sum_directions,
 )
 from fedrpc.report.formula import DIFFERS, list_differing
@@ -57,7 +59,7 @@ def tabulate_outcome(document: Document) -> Sheet:
     columns: list[Column] = [
         ("final accuracy, %", lambda entry: _make_cell(entry["statistics"]["last"], "{:.2f}"), True),
         *([("mean of last ten, %", _make_last_ten, True)] if ten else []),
-        ("best, %, test-selected", _make_best, True),
+        (f"best, %, {describe_best(document)}", _make_best, True),
         ("tensors", lambda entry: _make_size(entry["bytes"]["tensor"]["measured"]), False),
         ("messages", lambda entry: _make_size(entry["bytes"]["message"]), False),
         ("kernel", lambda entry: Cell(format_kernel_bytes(entry), entry["bytes"]["kernel"]), False),
@@ -66,7 +68,7 @@ def tabulate_outcome(document: Document) -> Sheet:
     ]
     if has_predicted_times(document):
         columns.append(("time, predicted", _make_predicted, False))
-    caption = f"Accuracy on the external test; {describe_overhead(document)}; kernel: all that TCP carried."
+    caption = f"Accuracy on {name_test_set(document)}; {describe_overhead(document)}; kernel: all that TCP carried."
     return _fill("All in numbers", document["methods"], columns, caption)
 
 

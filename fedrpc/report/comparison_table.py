@@ -11,6 +11,7 @@ from rich.text import Text
 
 from fedrpc.report.comparison_words import (
     RAW,
+    describe_best,
     describe_guarantee,
     describe_sameness,
     describe_setup,
@@ -86,7 +87,8 @@ def _style_name(entry: Mapping[str, Any], *, marked: bool = False) -> Text:
 
 def _tabulate_outcome(document: Document) -> Table:
     ten = has_ten_evaluations(document)
-    accuracies = ("\naccuracy\n%, last", *(["\nmean of\nlast ten"] if ten else []), "best,\ntest-\nselected")
+    best = describe_best(document).replace("validation", "valid.").replace("-", "-\n")
+    accuracies = ("\naccuracy\n%, last", *(["\nmean of\nlast ten"] if ten else []), f"best,\n{best}")
     predicted = _name_predicted(document, 3)
     kernel = [] if predicted else ["\n\nkernel"]  # 80 columns have room for one of them
     table = _make_table("\n\nmethod", *accuracies, "\n\nmessages", *kernel, "\nover-\nhead", "\n\nseconds", *predicted)

@@ -35,7 +35,15 @@ def describe_setup(document: Mapping[str, Any]) -> str:
     rounds = pluralize(setting["num_rounds"], "round") if setting["num_rounds"] else "several numbers of rounds"
     precision = setting.get("precision", "fp32") or "several precisions"
     trained = "" if precision == "fp32" else f", trained in {precision}"
-    return f"{clients}, {rounds}, {describe_seeds(seeds)}{trained}"
+    share = setting.get("validation", 0.0)
+    tested = f", tested on {100 * share:g} % of the training set" if share else ""
+    return f"{clients}, {rounds}, {describe_seeds(seeds)}{trained}{tested}"
+
+
+def name_test_set(document: Mapping[str, Any]) -> str:
+    """What the accuracies of a comparison are measured on."""
+    share = document["setting"].get("validation", 0.0)  # absent from older ones
+    return "each row's own test set" if share is None else "the validation set" if share else "the test set"
 
 
 def describe_seeds(seeds: Sequence[int]) -> str:
@@ -47,11 +55,17 @@ def describe_seeds(seeds: Sequence[int]) -> str:
     return f"seeds {', '.join(map(str, seeds))}"
 
 
+def describe_best(document: Mapping[str, Any]) -> str:
+    """How the best accuracies were selected: test-selected, as a run's summary says it."""
+    found = {entry["accuracy"]["best_is"] for entry in document["methods"] if entry["accuracy"]}
+    return found.pop() if len(found) == 1 else "selected"
+
+
 def list_notes(document: Mapping[str, Any]) -> list[str]:
     """What the columns mean, and which method runs on another network."""
     notes = [describe_overhead(document)]
     if not has_several_runs(document):
-        notes[0] += "; best: picked on the test set"
+        notes[0] += f"; best: picked on {name_test_set(document)}"
     if any(len(entry["runs"]) > 1 for entry in document["methods"]):
         notes.append("±: standard deviation over the seeds; differences are paired by seed")
     if len(document["methods"]) > 1:

@@ -31,6 +31,7 @@ from fedrpc.report.words import (
     format_cell,
     format_duration,
     make_sentence,
+    name_test,
     pluralize,
 )
 from fedrpc.study.reading import Run, read_run
@@ -151,7 +152,7 @@ def _accuracy_tile(run: Run) -> Tile:
     if not accuracy:
         return Tile("accuracy", "not measured", "No round was evaluated.")
     note = describe_curve(accuracy, run.summary["num_rounds"], len(run.curve("accuracy")))
-    return Tile("final accuracy on the external test", f"{accuracy['global']:.2f} %", note)
+    return Tile(f"final accuracy on the {name_test(run.config)}", f"{accuracy['global']:.2f} %", note)
 
 
 def _wire_tile(summary: Mapping[str, Any]) -> Tile:

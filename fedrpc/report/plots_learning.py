@@ -8,7 +8,7 @@ from statistics import mean, quantiles
 
 from fedrpc.report.markup import Plot
 from fedrpc.report.svg import NARROW, WIDE, Axis, Canvas, Item, Point, choose_whole_ticks, format_percent, thin
-from fedrpc.report.words import count_round, pluralize
+from fedrpc.report.words import count_round, name_test, pluralize
 from fedrpc.study.reading import Run
 
 MAX_BARS = 60  # more bars than this are drawn as one shape
@@ -37,7 +37,7 @@ def plot_accuracy(run: Run) -> Plot | None:
     canvas = Canvas(
         Axis.of_rounds(min(rounds), max(rounds)), Axis.over(shown, "", format_percent), "accuracy over rounds"
     )
-    legend = [("f0", "external test")] if points else []
+    legend = [("f0", name_test(run.config))] if points else []
     if len(spread) > 1:
         canvas.band([(i, low) for i, low, _, _ in spread], [(i, high) for i, _, _, high in spread], "band f2")
     if spread:

@@ -30,6 +30,11 @@ def describe_curve(accuracy: Mapping[str, Any], num_rounds: int, num_evaluations
     return f"{ten}best {accuracy['best']:.2f} % in round {number} ({accuracy['best_is']})"
 
 
+def name_test(settings: Mapping[str, Any]) -> str:
+    """What a global model is tested on."""
+    return "validation set" if settings.get("validation") else "external test"
+
+
 def describe_link(emulated: Mapping[str, Any] | None) -> str:
     """The network of a run: its emulated link and speeds, or loopback."""
     found = emulated or {}

@@ -544,7 +544,9 @@ class Coordinator:
             | {
                 "stopped": self._stopped,
                 "caveat": summary.get_caveat(self._method, self._problem.params),
-                "accuracy": summary.summarise_accuracy(self._records.all()),
+                "accuracy": summary.summarise_accuracy(
+                    self._records.all(), "validation" if self._config.validation else "test"
+                ),
                 "reported": summary.collect_reported(
                     summary.list_reported(self._method, self._problem.params), self._records.all()
                 ),

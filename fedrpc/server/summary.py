@@ -98,8 +98,12 @@ def compute_fedavg_cost(problem: Problem, shapes: Shapes) -> Cost:
     return FedAvg().cost(dataclasses.replace(shapes, weights_bytes=problem.base_bytes))
 
 
-def summarise_accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Builds the accuracy part, in percent and percent squared."""
+def summarise_accuracy(records: Sequence[Mapping[str, Any]], tested_on: str = "test") -> dict[str, Any]:
+    """Builds the accuracy part, in percent and percent squared.
+
+    Args:
+        tested_on: "test", or "validation" when a part of the training set took the test set's place.
+    """
     evaluated = [row for row in records if row["event"] == "evaluated"]
     points = [(row["round"], row["accuracy"]) for row in evaluated if row.get("accuracy") is not None]
     if not points:
@@ -111,7 +115,7 @@ def summarise_accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "last10": read.last10,
         "best": read.best,
         "best_round": read.best_round,
-        "best_is": curve.Curve.best_label,
+        "best_is": f"{tested_on}-selected",
     } | {name: value for name, value in last.items() if value is not None}
 
 

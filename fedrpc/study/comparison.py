@@ -186,11 +186,15 @@ class Comparison:
             {name: run.summary[name] for name in ("dataset", "partition", "num_clients", "seed")}
             | {"clients_a_round": _get_cohort_size(run), "num_rounds": run.config.get("rounds")}
             | {"precision": run.config.get("train", {}).get("precision", "fp32")}
+            | {"validation": run.config.get("validation") or 0.0}
             for _, run in self.runs
         ]
         models = [run.summary["model"] for cell, run in self.runs if not cell.model]
         tables += [{"model": model} for model in models]
-        names = ("dataset", "partition", "model", "num_clients", "clients_a_round", "num_rounds", "seed", "precision")
+        names = [
+            *("dataset", "partition", "model", "num_clients", "clients_a_round", "num_rounds", "seed"),
+            *("precision", "validation"),
+        ]
         values = {name: [table[name] for table in tables if name in table] for name in names}
         return {
             name: found[0] if found and found.count(found[0]) == len(found) else None for name, found in values.items()

@@ -168,10 +168,10 @@ def _describe_differences(runs: Sequence[Run]) -> list[str]:
     found = []
     for name in sorted(_find_differing(tables) - {"seed"}):
         values = list(dict.fromkeys(str(table.get(name, "none")) for table in tables))
-        caveat = "; their accuracies are of different tasks" if name == "dataset" else ""
+        caveat = "; their accuracies are of different tasks" if name in ("dataset", "validation") else ""
         found.append(f"different {name}: {', '.join(values)}{caveat}")
     partitions: dict[str, set[str]] = {}
-    dealt = ("dataset", "partition", "clients", "train_size", "seed", "channels")
+    dealt = ("dataset", "partition", "clients", "train_size", "validation", "seed", "channels")
     for run, table in zip(runs, tables, strict=True):
         key = ", ".join(format_setting((name, table[name])) for name in dealt if name in table)
         partitions.setdefault(key, set()).add(run.partition["sha256"])

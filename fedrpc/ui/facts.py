@@ -11,7 +11,7 @@ from fedrpc.metrics.progress import STATES, UNDER_WAY, Asked
 from fedrpc.privacy.words import describe_epsilon, format_epsilon
 from fedrpc.report.markup import Tile
 from fedrpc.report.table import format_size
-from fedrpc.report.words import SEEDED, format_duration, pluralize
+from fedrpc.report.words import SEEDED, format_duration, name_test, pluralize
 from fedrpc.ui.run import LiveRun
 
 SIGNS = {"starting": "○", "running": "▶", "finished": "✓", "stopped": "■", "failed": "✕"}
@@ -185,7 +185,8 @@ def _accuracy_tile(run: LiveRun) -> Tile:
     if not curve:
         return Tile("accuracy", "not yet", "no round was evaluated")
     best = max(curve, key=lambda point: point[1])
-    return Tile("accuracy on the external test", f"{curve[-1][1]:.2f} %", f"best {best[1]:.2f} % after round {best[0]}")
+    what = f"accuracy on the {name_test(run.config)}"
+    return Tile(what, f"{curve[-1][1]:.2f} %", f"best {best[1]:.2f} % after round {best[0]}")
 
 
 def _bytes_tile(run: LiveRun) -> Tile:

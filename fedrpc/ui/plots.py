@@ -18,6 +18,7 @@ from fedrpc.report.svg import (
     thin,
 )
 from fedrpc.report.table import format_size, format_size_tick
+from fedrpc.report.words import name_test
 from fedrpc.ui.run import LiveRun
 
 MAX_POINTS = 300  # of a curve
@@ -35,7 +36,7 @@ def plot_curve(run: LiveRun, name: str) -> Plot | None:
     y = Axis.over(values, "", format_percent) if name == "accuracy" else Axis.of_losses(values, "")
     canvas = Canvas(Axis.of_rounds(1, max(1, run.num_rounds, run.num_done)), y, f"{name} over rounds")
     canvas.line(points, f"l{series}", tooltip=lambda point: f"round {point[0]:g}: {name} {point[1]:.4g}{unit}")
-    return Plot(f"{name.capitalize()} on the external test", canvas.svg())
+    return Plot(f"{name.capitalize()} on the {name_test(run.config)}", canvas.svg())
 
 
 def draw_sparkline(run: LiveRun) -> str:

@@ -158,17 +158,29 @@ def test_links_and_speeds_are_no_part_of_a_run_but_who_takes_part_is() -> None:
     plain = config.build({})
     assert config.build({"link": "4g", "speed": "0.5"}).hash == plain.hash
     assert config.build({"dropout": 0.0, "select_extra": 0.0, "link": "", "availability": ""}) == plain
-    changed = [
-        config.build(values).hash for values in ({"dropout": 0.1}, {"select_extra": 0.3}, {"availability": "0.5"})
+    assert config.build({"validation": 0.0}) == plain
+    using: list[dict[str, object]] = [
+        {"dropout": 0.1},
+        {"select_extra": 0.3},
+        {"availability": "0.5"},
+        {"validation": 0.1},
     ]
-    assert len({plain.hash, *changed}) == 4
-    for name in ("link", "speed", "dropout", "select_extra", "availability"):
+    assert len({plain.hash, *(config.build(values).hash for values in using)}) == 5
+    for name in ("link", "speed", "dropout", "select_extra", "availability", "validation"):
         assert name not in config.to_toml(plain)
         assert name not in plain.dump_for_join()
 
 
 @pytest.mark.parametrize(
-    "values", [{}, {"link": "4g", "speed": "0.5"}, {"dropout": 0.1}, {"select_extra": 0.3}, {"availability": "0.5"}]
+    "values",
+    [
+        {},
+        {"link": "4g", "speed": "0.5"},
+        {"dropout": 0.1},
+        {"select_extra": 0.3},
+        {"availability": "0.5"},
+        {"validation": 0.1},
+    ],
 )
 def test_clients_compute_the_hash_of_the_configuration_from_what_they_are_told(values: dict[str, object]) -> None:
     found = config.build(values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -75,3 +76,26 @@ def test_the_oracle_depends_on_the_run_alone() -> None:
         found.append(problem.train_oracle(1, torch.device("cpu")).state_dict())
         assert torch.equal(torch.random.get_rng_state(), expected), "the caller's stream goes on as it was"
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_what_is_held_out_takes_the_place_of_the_test_set_and_nobody_trains_on_it() -> None:
+    problem, plain = problem_of("fedavg", validation=0.1), problem_of("fedavg")
+    assert problem.dataset.train.y is not None
+    held, test = problem._validation, problem.load_external_test()
+    assert held is not None
+    assert len(test) == len(held) == 600
+    assert test.y.tolist() == problem.dataset.train.y[held].tolist()
+    x, y = test.batch(np.arange(20))
+    assert torch.equal(x, problem._read_inputs(problem.dataset.train.x[held[:20]]))
+    assert y.tolist() == problem.dataset.train.y[held[:20]].tolist()
+    trained = np.concatenate(problem.partition.indices)
+    assert len(trained) == 60
+    assert not np.intersect1d(trained, held).size
+    assert len(problem.load_held_out()) == len(problem.dataset.train.y) - 60 - 600
+    assert len(plain.load_external_test()) == len(plain.dataset.test)
+    assert problem.config.hash != plain.config.hash
+
+
+def test_a_train_size_that_validation_leaves_no_room_for_is_told() -> None:
+    with pytest.raises(ConfigError, match="expected 1 to 600 samples, got 601"):
+        _ = problem_of("fedavg", validation=0.9, train_size=601).partition

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import pdb
 import threading
 import traceback
@@ -17,6 +18,7 @@ import fedrpc
 from fedrpc.errors import ConfigError
 from fedrpc.methods.fedavg import FIT, FedAvg
 from fedrpc.methods.method import on
+from fedrpc.server import evaluation
 from tests.fakes import SMALL
 
 SETTINGS: dict[str, Any] = SMALL | {"rounds": 2, "clients": 2, "progress": False, "in_process": True}
@@ -69,6 +71,25 @@ def test_both_halves_run_in_the_thread_of_the_caller_also_within_an_event_loop(t
     assert set(threads) == {threading.current_thread()}
     assert len(threads) == 2 * (2 + 2), "two rounds of two clients, and of a server that computes"
     assert run.model()(torch.zeros(1, 1, 28, 28)).shape == (1, 10)
+
+
+def test_a_validation_set_is_tested_on_and_the_test_set_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated: list[int] = []
+    whole = evaluation.evaluate
+
+    def count(*args: Any, **options: Any) -> Any:
+        found = whole(*args, **options)
+        evaluated.append(found.num_examples)
+        return found
+
+    monkeypatch.setattr(evaluation, "evaluate", count)
+    run = fedrpc.run("fedavg", out=tmp_path / "run", **SETTINGS, validation=0.05)
+    assert evaluated == [300, 300]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["accuracy"]["best_is"] == "validation-selected"
+    assert "final accuracy on the validation set" in run.page().read_text()
 
 
 def test_a_debugger_stops_in_both_halves(tmp_path: Path, watched: Any) -> None:

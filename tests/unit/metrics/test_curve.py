@@ -16,10 +16,6 @@ def test_by_hand():
     assert (curve.best, curve.best_round) == (80.0, 8)
 
 
-def test_best_is_labelled():
-    assert Curve.best_label == "test-selected"
-
-
 def test_fewer_than_ten_rounds():
     assert summarize_curve([(0, 10.0), (5, 30.0)]) == Curve(last=30.0, last10=20.0, best=30.0, best_round=5)
 

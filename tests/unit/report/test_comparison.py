@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from fedrpc.report.comparison import show_comparison, show_finished
+from fedrpc.report.comparison_cells import tabulate_outcome
 from fedrpc.report.comparison_exports import make_latex
 from fedrpc.report.comparison_page import render_page
 from fedrpc.report.comparison_plots import SINGLE, assign_colours, list_steps
@@ -19,8 +20,8 @@ from fedrpc.report.comparison_table import format_comparison
 from fedrpc.report.comparison_words import RAW
 from fedrpc.report.style import DARK, LIGHT, NUM_METHOD_HUES
 from fedrpc.study.cells import Cell, Failure
-from fedrpc.study.comparison import Comparison
-from fedrpc.study.comparison_reading import read_comparison
+from fedrpc.study.comparison import NO_GOALS, Comparison
+from fedrpc.study.comparison_reading import read_comparison, read_folders
 from fedrpc.wire.kinds import Kind
 from fedrpc.wire.ledger import to_json
 
@@ -131,6 +132,7 @@ def test_the_document_has_the_values_of_the_runs(tmp_path: Path, make: Make) -> 
         "num_rounds": 3,
         "seed": 7,
         "precision": "fp32",
+        "validation": 0.0,
     }
     summary = json.loads((tmp_path / "fedavg" / "partition.json").read_text())
     assert document["same"]["partition_sha256"] == summary["sha256"]
@@ -144,6 +146,26 @@ def test_another_precision_than_fp32_is_told(tmp_path: Path, make: Make) -> None
     for precision, words in (("bf16", "trained in bf16"), (None, "trained in several precisions")):
         changed = document | {"setting": document["setting"] | {"precision": precision}}
         assert words in " ".join(print_comparison(changed).split())
+
+
+def test_accuracies_of_a_validation_set_are_told(tmp_path: Path, make: Make) -> None:
+    folder = make("fedavg")
+    assert "best: picked on the test set" in " ".join(print_comparison(read_document(tmp_path, "fedavg")).split())
+    (folder / "config.toml").write_text("validation = 0.1\n" + (folder / "config.toml").read_text())
+    edit(folder / "summary.json", lambda summary: summary["accuracy"].update(best_is="validation-selected"))
+    document = read_document(tmp_path, "fedavg")
+    told = " ".join(print_comparison(document).split())
+    assert "tested on 10 % of the training set" in told
+    assert "best: picked on the validation set" in told
+    assert "test set" not in told
+    assert "valid.-" in told
+    assert "best, %, validation-selected" in tabulate_outcome(document).head
+
+    make("fedprox")
+    both = read_folders([folder, tmp_path / "fedprox"], tmp_path, NO_GOALS).document
+    told = " ".join(print_comparison(both).split())
+    assert "different validation: 0.1, none; their accuracies are of different tasks" in told
+    assert "best: picked on each row's own test set" in told
 
 
 def test_overhead_is_relative_to_the_fedavg_run(tmp_path: Path, make: Make) -> None:
