@@ -83,12 +83,12 @@ seen; what was added or changed then is a control of ours or says so. That seeds
 counted apart, came after first runs, too. The papers give no margins, so these are ours, and they mostly do not say of
 which rounds their figures are: Fed-ZDA's stand beside our last ten rounds, FedDPMS's beside our best round, though its
 claims are judged by the last ten, which are not picked on the test set. Other settings were tried where a claim had
-failed, mostly with one seed. Nothing was tuned on a validation split: settings are the papers', and ours where these
-are silent; where a table has several of them, such as several q, all are shown, measured on the test set. Experiments
-are reduced in size unless they say otherwise, and baselines are not the papers' either: FLea's rivals are far more
-accurate here, which leaves less to gain; FedAvg in the other papers' experiments is about as accurate as there, or less
-accurate. A verdict is about the claim at that size, in this implementation. Runs whose version has no commit beside it
-are older than the recording of commits.
+failed, mostly with one seed. Settings are the papers', and ours where these are silent; where a table has several of
+them, such as several q, all are shown, measured on the test set. What was tried on a part of the training set stands
+apart, and is in no verdict. Experiments are reduced in size unless they say otherwise, and baselines are not the
+papers' either: FLea's rivals are far more accurate here, which leaves less to gain; FedAvg in the other papers'
+experiments is about as accurate as there, or less accurate. A verdict is about the claim at that size, in this
+implementation. Runs whose version has no commit beside it are older than the recording of commits.
 """
 _LEFT_OUT = """
 ## Without an experiment
@@ -103,10 +103,11 @@ federated learning.
 
 @dataclass(frozen=True)
 class Entry:
-    """An experiment's results, and those with changed settings."""
+    """An experiment's results, those with changed settings, and those that settings were to be chosen by."""
 
     results: Results
     variations: Sequence[Results] = field(default=())
+    tuning: Sequence[Results] = field(default=())
 
 
 # Files
@@ -223,10 +224,18 @@ def arrange_entries(kept: Mapping[str, Results]) -> list[Entry]:
     found: dict[str, list[Results]] = {}
     for _, results in sorted(kept.items(), key=lambda pair: (len(flatten(pair[1]["changes"])), pair[0])):
         found.setdefault(name_entry(results), []).append(results)
-    entries = [Entry(first, others) for first, *others in found.values()]
+    entries = []
+    for first, *others in found.values():
+        tuning = [each for each in others if is_tuning(each)]
+        entries.append(Entry(first, [each for each in others if each not in tuning], tuning))
     return sorted(
         entries, key=lambda entry: (entry.results["paper"] == ALL, entry.results["paper"], entry.results["name"])
     )
+
+
+def is_tuning(results: Results) -> bool:
+    """Whether nothing was tested on the test set, but on a part of the training set in its place."""
+    return bool(results["changes"].get("validation"))
 
 
 # The summary
@@ -346,6 +355,7 @@ def write_section(entry: Entry, plots: Sequence[str]) -> list[str]:
         what = "figures of the paper beside ours" if name.endswith("-rows.svg") else "curves with bands over the seeds"
         lines += [f"![{name_entry(results)}: {what}]({name})", ""]
     lines += _write_variations(entry)
+    lines += _write_tuning(entry)
     lines += [f"- {line}" for line in [*list_circumstances(results), *_tell_changed(results), *results["notes"]]]
     lines += [f"- an untested explanation: {line}" for line in results["explanations"]]
     return [*lines, f"- to repeat it: `{results['command']}`"]
@@ -401,6 +411,21 @@ def _write_variations(entry: Entry) -> list[str]:
         cells = [_describe_briefly(each) for each in [claim, *others]]
         lines.append(write_markdown_row(claim["says"], *cells))
     return [*lines, "", *(f"- `{each['command']}`: {list_circumstances(each)[0]}" for each in entry.variations)]
+
+
+def _write_tuning(entry: Entry) -> list[str]:
+    """What came out on a part of the training set; no verdict is of it."""
+    lines = []
+    for each in entry.tuning:
+        share = f"{100 * each['changes']['validation']:g} %"
+        lines += [
+            f"To choose settings, with {share} of the training set, held out, in place of the test set:",
+            "",
+            *write_table(each),
+            "",
+            f"- `{each['command']}`: {list_circumstances(each)[0]}",
+        ]
+    return lines
 
 
 def _find_claim(results: Results, says: str) -> Results | None:

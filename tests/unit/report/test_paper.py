@@ -120,6 +120,18 @@ def test_a_variation_that_left_a_claims_rows_out_tried_nothing_of_it(tmp_path: P
     assert "| it is better | -1 (-1 to -1): not reproduced, two seeds only (beyond chance) | - |" in text
 
 
+def test_what_was_tried_to_choose_settings_stands_apart_and_is_in_no_verdict(tmp_path: Path) -> None:
+    tuning = results_of([40.25], [77.75], {"validation": 0.1}, command="fedrpc paper mine --set validation=0.1")
+    text = report(tmp_path, results_of([50, 51, 52], [49, 50, 51]), tuning)
+    assert "no other settings tried yet" in text
+    assert "With other settings" not in text
+    _, _, told = text.partition("To choose settings, with 10 % of the training set, held out, in place of the test set")
+    assert "| Better & more | 60.50 ± 1.25 | 77.75 |" in told
+    assert "`fedrpc paper mine --set validation=0.1`: seed 0" in told
+    text = report(tmp_path / "more", results_of([50, 51, 52], [49, 50, 51]), tuning | {"changes": {"rounds": 3}})
+    assert "with other settings: partly 1" in text
+
+
 def test_figures_are_of_the_seeds_that_the_verdict_is_of(tmp_path: Path) -> None:
     text = report(tmp_path, results_of([50, 60], [55]))
     assert "| 55.00 against 50.00 | +5 | - | **partly, one seed only** |" in text
