@@ -165,7 +165,7 @@ class RunConfig(_Frozen):
     validation: float | None = Field(
         None, ge=0, lt=1, description="test on this share of the training set, held out, and leave the test set alone"
     )
-    eval_every: int = Field(1, ge=1, description="rounds between evaluations on the data set's test set")
+    eval_every: int = Field(1, ge=1, description="rounds between evaluations on the test set")
     client_eval_every: int = Field(10, ge=1, description="rounds between evaluations on the clients' local test sets")
     feature_eval_every: int = Field(10, ge=1, description="rounds between measurements of the model's features")
     device: str = Field("auto", description="what is computed on: auto, cpu, cuda or cuda:N")

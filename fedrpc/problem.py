@@ -21,8 +21,8 @@ from fedrpc.aggregation.aggregator import AGGREGATORS, Aggregator, find_combinin
 from fedrpc.config import RunConfig, parse_params
 from fedrpc.data.datasets import DataSet, Split, load
 from fedrpc.data.examples import ClientData, Examples
-from fedrpc.data.partition import Partition, make_partition, split_train_test, subsample
-from fedrpc.data.validation import hold_out
+from fedrpc.data.partition import Partition, split_train_test
+from fedrpc.data.validation import hold_out, partition_rest
 from fedrpc.errors import ConfigError
 from fedrpc.methods import METHODS
 from fedrpc.methods.method import Method
@@ -85,6 +85,7 @@ class Problem:
             build=lambda purpose, make: self._build_network(make, f"init-{purpose}"),
             num_examples=lambda: self.num_examples,
             bounds=self.dataset.bounds(config.normalise),
+            held_out=self._name_held_out(),
         )
         self.method.check(self.env)
         self.aggregators = self._build_aggregators()
@@ -174,13 +175,15 @@ class Problem:
     @cached_property
     def partition(self) -> Partition:
         """The training examples of each client."""
-        train, seed = self.dataset.train, self.config.seed
-        subset = None if self._validation is None else np.setdiff1d(np.arange(len(train.y)), self._validation)
-        if self.config.train_size:
-            left = np.arange(len(train.y)) if subset is None else subset
-            subset = left[subsample(train.y[left], self.config.train_size, seed)]
-        return make_partition(
-            self.config.partition, train.y, self.config.clients, seed, group=train.group, subset=subset
+        config, train = self.config, self.dataset.train
+        return partition_rest(
+            config.partition,
+            train.y,
+            config.clients,
+            config.seed,
+            group=train.group,
+            train_size=config.train_size,
+            held=self._validation,
         )
 
     @cached_property
@@ -188,6 +191,19 @@ class Problem:
         """The training examples that take the place of the test set, if settings are to be chosen."""
         train, share = self.dataset.train, self.config.validation
         return hold_out(train.y, train.group, share, self.config.seed) if share else None
+
+    def _name_held_out(self) -> str:
+        """A name of the validation set: equal names are the same examples of the same data; "" without one."""
+        held = self._validation
+        return (
+            "" if held is None else hashlib.sha256(self.data_digest.encode() + held.astype("<i8").tobytes()).hexdigest()
+        )
+
+    @property
+    def held_out(self) -> dict[str, Any]:
+        """The validation set for partition.json: how many examples, and their name; empty without one."""
+        held = self._validation
+        return {} if held is None else {"held_out": {"count": len(held), "sha256": self.env.held_out}}
 
     def split_client_indices(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """A client's training and test examples, as positions in the training set."""

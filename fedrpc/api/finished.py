@@ -77,7 +77,7 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """The final accuracy on the external test, in percent; None when no round was evaluated."""
+        """The final accuracy on what the run is tested on, in percent; None when no round was evaluated."""
         value = (self.values["accuracy"] or {}).get("global")
         return None if value is None else float(value)
 
@@ -154,6 +154,8 @@ class Run:
         values, sizes = self.values, self.values["bytes"]
         rounds = pluralize(values["num_rounds"], "round")
         accuracy = "not measured" if self.accuracy is None else f"{self.accuracy:.2f} % after {rounds}"
+        if (values["accuracy"] or {}).get("best_is") == "validation-selected":
+            accuracy += ", on the validation set"
         messages = format_size(sum(sizes["total"][direction]["message"] for direction in _DIRECTIONS))
         overhead = sizes["overhead_vs_fedavg"]
         beside = f"; its tensors are {overhead:.3f} x FedAvg's" if overhead else ""

@@ -61,13 +61,16 @@ def partition(
     train_size: Annotated[
         int | None, typer.Option(min=1, help="Partition a stratified part of the training set only.")
     ] = None,
+    validation: Annotated[
+        float | None, typer.Option(min=0, max=0.999, help="Hold this share of the training set out, to test on.")
+    ] = None,
     data_dir: DataDir = None,
     png: Annotated[Path | None, typer.Option(help="Also plot the partition to this file.")] = None,
 ) -> None:
     """Show how a partition deals a data set to clients: a table, and a plot with --png."""
     from fedrpc.report.partition import show_partition
 
-    show_partition(dataset, partition, clients, seed, train_size, data_dir, png, console)
+    show_partition(dataset, partition, clients, seed, train_size, validation, data_dir, png, console)
 
 
 def list_data(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrpc.data.partition import Source, take_shares
+from fedrpc.data.partition import Partition, Source, make_partition, subsample, take_shares
 from fedrpc.errors import ConfigError
 from fedrpc.seeds import derive
 
@@ -22,7 +22,13 @@ def hold_out(y: np.ndarray, group: np.ndarray | None, share: float, seed: int) -
     if group is not None:
         if len(np.unique(group)) < 2:
             raise ConfigError("validation: expected two groups or more, one of them to hold out, got one")
-        return choose_groups(np.asarray(y), group, share, rng)
+        chosen = choose_groups(np.asarray(y), group, share, rng)
+        if lost := np.setdiff1d(y[chosen], np.delete(y, chosen)).tolist():
+            raise ConfigError(
+                f"validation: the groups held out have all training examples of class {', '.join(map(str, lost))}; "
+                "give another seed or a smaller share"
+            )
+        return chosen
     whole = Source(np.asarray(y, dtype=np.int64), 1, seed)
     held = take_shares(whole, share, rng)
     if not held.any():
@@ -31,6 +37,33 @@ def hold_out(y: np.ndarray, group: np.ndarray | None, share: float, seed: int) -
             "a larger share"
         )
     return np.flatnonzero(held)
+
+
+def partition_rest(
+    spec: str,
+    y: np.ndarray,
+    num_clients: int,
+    seed: int,
+    *,
+    group: np.ndarray | None = None,
+    train_size: int | None = None,
+    held: np.ndarray | None = None,
+) -> Partition:
+    """Partitions what is not held out of the training set, or a seeded, stratified part of it.
+
+    Args:
+        held: The indices that are held out.
+    """
+    if held is None:
+        subset = subsample(y, train_size, seed) if train_size else None
+        return make_partition(spec, y, num_clients, seed, group=group, subset=subset)
+    rest = np.setdiff1d(np.arange(len(y)), held)
+    try:
+        subset = rest[subsample(y[rest], train_size, seed)] if train_size else rest
+        return make_partition(spec, y, num_clients, seed, group=group, subset=subset)
+    except ConfigError as error:
+        whole = "" if group is None else f", {len(np.unique(group[held]))} of {len(np.unique(group))} groups"
+        raise ConfigError(f"{error} (validation holds {len(held)} of {len(y)} training examples out{whole})") from None
 
 
 def choose_groups(labels: np.ndarray, groups: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:

@@ -7,7 +7,13 @@ import io
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedrpc.report.comparison_words import describe_seeds, has_several_runs, label_method, list_guarantees
+from fedrpc.report.comparison_words import (
+    describe_seeds,
+    describe_validation,
+    has_several_runs,
+    label_method,
+    list_guarantees,
+)
 from fedrpc.report.table import format_size
 
 Document = Mapping[str, Any]
@@ -54,6 +60,7 @@ def _list_cells(
         "accuracy_last": accuracy.get("last"),
         "accuracy_last10": accuracy.get("last10"),
         "accuracy_best": accuracy.get("best"),
+        "best_is": accuracy.get("best_is"),
         "tensor_bytes": sizes["tensor"]["measured"],
         "tensor_bytes_predicted": sizes["tensor"]["predicted"],
         "message_bytes": sizes["message"],
@@ -89,8 +96,10 @@ def make_latex(document: Document) -> str:
     rows = [_make_row(entry, several, max(means, default=None)) for entry in document["methods"]]
     setting = document["setting"]
     where = ", ".join(str(setting[name]) for name in ("dataset", "partition") if setting[name])
+    tested = f", accuracies of {described}" if (described := describe_validation(document)) else ""
     lines = [
-        f"% {where}, {describe_seeds(document['seeds'])}; fedrpc {document['version']}; needs \\usepackage{{booktabs}}",
+        f"% {where}, {describe_seeds(document['seeds'])}{tested}; fedrpc {document['version']}; "
+        "needs \\usepackage{booktabs}",
         rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
         r"\toprule",
         " & ".join(head) + r" \\",

@@ -19,6 +19,7 @@ from fedrpc.report.comparison_words import (
     describe_sameness,
     describe_seeds,
     describe_sharing,
+    describe_validation,
     format_spread,
     has_predicted_times,
     has_ten_evaluations,
@@ -92,6 +93,8 @@ def _list_chips(document: Document) -> list[tuple[str, Any]]:
         ("rounds", setting["num_rounds"]),
     ]
     chips = [(name, f"{value:,}" if isinstance(value, int) else value or "several") for name, value in chips]
+    if tested := describe_validation(document):
+        chips.append(("accuracies of", tested))
     word, _, seeds = describe_seeds(document["seeds"]).partition(" ")
     return [*chips, (word, seeds), ("link", " and ".join(list_links(document)))]
 

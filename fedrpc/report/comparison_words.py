@@ -35,9 +35,7 @@ def describe_setup(document: Mapping[str, Any]) -> str:
     rounds = pluralize(setting["num_rounds"], "round") if setting["num_rounds"] else "several numbers of rounds"
     precision = setting.get("precision", "fp32") or "several precisions"
     trained = "" if precision == "fp32" else f", trained in {precision}"
-    share = setting.get("validation", 0.0)
-    tested = f", tested on {100 * share:g} % of the training set" if share else ""
-    return f"{clients}, {rounds}, {describe_seeds(seeds)}{trained}{tested}"
+    return f"{clients}, {rounds}, {describe_seeds(seeds)}{trained}"
 
 
 def name_test_set(document: Mapping[str, Any]) -> str:
@@ -55,6 +53,14 @@ def describe_seeds(seeds: Sequence[int]) -> str:
     return f"seeds {', '.join(map(str, seeds))}"
 
 
+def describe_validation(document: Mapping[str, Any]) -> str:
+    """What takes the place of the test set; "" where all rows have the test set."""
+    share = document["setting"].get("validation", 0.0)
+    if share is None:
+        return "several test sets: a row that was tested on a validation set says so by its validation"
+    return f"training examples that were held out (validation={share:g}), not of the test set" if share else ""
+
+
 def describe_best(document: Mapping[str, Any]) -> str:
     """How the best accuracies were selected: test-selected, as a run's summary says it."""
     found = {entry["accuracy"]["best_is"] for entry in document["methods"] if entry["accuracy"]}
@@ -66,6 +72,8 @@ def list_notes(document: Mapping[str, Any]) -> list[str]:
     notes = [describe_overhead(document)]
     if not has_several_runs(document):
         notes[0] += f"; best: picked on {name_test_set(document)}"
+    if tested := describe_validation(document):
+        notes.append(f"accuracies are of {tested}")
     if any(len(entry["runs"]) > 1 for entry in document["methods"]):
         notes.append("±: standard deviation over the seeds; differences are paired by seed")
     if len(document["methods"]) > 1:

@@ -34,6 +34,7 @@ from fedrpc.report.paper_words import (
     find_printed,
     flatten,
     format_interval,
+    is_tuning,
     list_cells,
     list_circumstances,
     list_heads,
@@ -225,17 +226,13 @@ def arrange_entries(kept: Mapping[str, Results]) -> list[Entry]:
     for _, results in sorted(kept.items(), key=lambda pair: (len(flatten(pair[1]["changes"])), pair[0])):
         found.setdefault(name_entry(results), []).append(results)
     entries = []
-    for first, *others in found.values():
-        tuning = [each for each in others if is_tuning(each)]
-        entries.append(Entry(first, [each for each in others if each not in tuning], tuning))
+    for each in found.values():
+        tuning = [results for results in each if is_tuning(results)]
+        first, *others = [results for results in each if results not in tuning] or [{**tuning[0], "claims": []}]
+        entries.append(Entry(first, others, tuning))
     return sorted(
         entries, key=lambda entry: (entry.results["paper"] == ALL, entry.results["paper"], entry.results["name"])
     )
-
-
-def is_tuning(results: Results) -> bool:
-    """Whether nothing was tested on the test set, but on a part of the training set in its place."""
-    return bool(results["changes"].get("validation"))
 
 
 # The summary
@@ -417,15 +414,15 @@ def _write_tuning(entry: Entry) -> list[str]:
     """What came out on a part of the training set; no verdict is of it."""
     lines = []
     for each in entry.tuning:
-        share = f"{100 * each['changes']['validation']:g} %"
         lines += [
-            f"To choose settings, with {share} of the training set, held out, in place of the test set:",
+            "",
+            f"To choose settings ({describe_changes(each['changes'])}: tested on training examples held out):",
             "",
             *write_table(each),
             "",
-            f"- `{each['command']}`: {list_circumstances(each)[0]}",
+            f"`{each['command']}`: {list_circumstances(each)[0]}",
         ]
-    return lines
+    return [*lines, ""] if lines else []
 
 
 def _find_claim(results: Results, says: str) -> Results | None:

@@ -17,6 +17,7 @@ from fedrpc.report.paper_words import (
     describe_reservations,
     describe_verdict,
     find_printed,
+    is_tuning,
     list_cells,
     list_circumstances,
     list_heads,
@@ -81,6 +82,10 @@ def show_results(results: Results, console: Console) -> None:
         console.print()
         console.print(table)
     console.print()
+    if is_tuning(results):
+        told = "no verdict: tested on training examples that were held out, to choose settings"
+        console.print(told, style="dim", highlight=False)
+        return
     judged = [claim for claim in results["claims"] if claim["difference"] is not None or claim["left_out"]]
     for claim in judged:
         words = Text(f"{describe_verdict(claim)}: ", style=_STYLES[claim["verdict"]])

@@ -20,6 +20,11 @@ VERDICTS = {REPRODUCED: "reproduced", PARTLY: "partly", NOT: "not reproduced", N
 _FEW = {1: "one seed only", 2: "two seeds only"}
 
 
+def is_tuning(results: Results) -> bool:
+    """Whether settings were to be chosen: tested on a part of the training set, which no verdict is of."""
+    return bool(results["changes"].get("validation"))
+
+
 def format_value(measure: str, value: float | None) -> str:
     """A figure of ours."""
     if value is None:

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrpc.data.datasets import load
-from fedrpc.data.partition import make_partition, subsample
 from fedrpc.data.partition_summary import summarize_partition
+from fedrpc.data.validation import hold_out, partition_rest
 from fedrpc.errors import ConfigError
 from fedrpc.files import explain_unwritable
 from fedrpc.report.plots_partition import plot_counts, plot_shares
@@ -31,6 +31,7 @@ def show_partition(
     clients: int,
     seed: int,
     train_size: int | None,
+    validation: float | None,
     data_dir: Path | None,
     png: Path | None,
     console: Console,
@@ -39,12 +40,14 @@ def show_partition(
     if png is not None and png.suffix.lower() != ".png":
         raise ConfigError(f"--png: expected a name that ends in .png, got '{png}'")
     data = load(dataset, data_dir)
-    subset = subsample(data.train.y, train_size, seed) if train_size else None
-    parts = make_partition(partition, data.train.y, clients, seed, group=data.train.group, subset=subset)
-    summary = summarize_partition(parts, data.train.y, data.num_classes)
+    y, group = data.train.y, data.train.group
+    held = hold_out(y, group, validation, seed) if validation else None
+    parts = partition_rest(partition, y, clients, seed, group=group, train_size=train_size, held=held)
+    summary = summarize_partition(parts, y, data.num_classes)
     for piece in _fit_table(summary, data.classes, console):
         console.print(piece)
-    console.print(Text("\n".join(describe_partition(summary))))
+    told = describe_partition(summary) + ([f"{len(held):,} more are held out, to test on."] if held is not None else [])
+    console.print(Text("\n".join(told)))
     if png is not None:
         with explain_unwritable(png):
             png.parent.mkdir(parents=True, exist_ok=True)

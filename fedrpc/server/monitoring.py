@@ -19,8 +19,11 @@ from fedrpc.wire.ledger import LedgerFile
 
 # Keys of a round's record, and the metric for each.
 _OF_ROUND = {
-    "accuracy": ("fedrpc_accuracy_percent", "Accuracy on the external test at the last evaluation."),
-    "loss": ("fedrpc_loss", "Loss on the external test at the last evaluation."),
+    "accuracy": (
+        "fedrpc_accuracy_percent",
+        "Accuracy on the test set (or what is held out for it), last evaluation.",
+    ),
+    "loss": ("fedrpc_loss", "Loss on the test set (or what is held out for it), last evaluation."),
     "seconds": ("fedrpc_round_seconds", "Duration of the last round."),
     "num_clients": ("fedrpc_round_clients", "Clients that answered in the last round."),
 }

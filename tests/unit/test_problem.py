@@ -97,5 +97,7 @@ def test_what_is_held_out_takes_the_place_of_the_test_set_and_nobody_trains_on_i
 
 
 def test_a_train_size_that_validation_leaves_no_room_for_is_told() -> None:
-    with pytest.raises(ConfigError, match="expected 1 to 600 samples, got 601"):
+    with pytest.raises(
+        ConfigError, match=r"expected 1 to 600 samples, got 601 \(validation holds 5400 of 6000 training examples out\)"
+    ):
         _ = problem_of("fedavg", validation=0.9, train_size=601).partition

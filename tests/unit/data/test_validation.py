@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrpc.data.validation import choose_groups, hold_out
+from fedrpc.data.validation import choose_groups, hold_out, partition_rest
 from fedrpc.errors import ConfigError
 from fedrpc.seeds import derive
 
@@ -79,6 +79,31 @@ def test_nobody_is_on_both_sides() -> None:
     held = hold_out(np.arange(200) % 4, groups, 0.2, 0)
     assert len(held) == 40
     assert not set(groups[held]) & set(np.delete(groups, held))
+
+
+def test_a_class_is_not_held_out_whole() -> None:
+    groups, y = np.repeat(np.arange(10), 100), np.zeros(1000, np.int64)
+    y[:5] = 1  # of a class, but not all of a group
+    kept, refused = 0, 0
+    for seed in range(40):
+        try:
+            held = hold_out(y, groups, 0.1, seed)
+        except ConfigError as error:
+            refused += "have all training examples of class 1; give another seed" in str(error)
+        else:
+            kept += bool((np.delete(y, held) == 1).any())
+    assert (kept + refused, refused > 0) == (40, True)
+
+
+def test_a_partition_of_the_rest_says_what_is_held_out_if_it_fails() -> None:
+    groups, y = np.repeat(np.arange(5), 10), np.arange(50) % 2
+    held = hold_out(y, groups, 0.2, 0)
+    parts = partition_rest("natural", y, 4, 0, group=groups, held=held)
+    assert sorted(np.concatenate([*parts.indices, held]).tolist()) == list(range(50))
+    with pytest.raises(
+        ConfigError, match=r"got 5; .* \(validation holds 10 of 50 training examples out, 1 of 5 groups\)"
+    ):
+        partition_rest("natural", y, 5, 0, group=groups, held=held)
 
 
 @pytest.mark.parametrize(

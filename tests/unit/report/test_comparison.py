@@ -155,9 +155,11 @@ def test_accuracies_of_a_validation_set_are_told(tmp_path: Path, make: Make) -> 
     edit(folder / "summary.json", lambda summary: summary["accuracy"].update(best_is="validation-selected"))
     document = read_document(tmp_path, "fedavg")
     told = " ".join(print_comparison(document).split())
-    assert "tested on 10 % of the training set" in told
+    note = "accuracies are of training examples that were held out (validation=0.1), not of the test set"
+    assert note in told
     assert "best: picked on the validation set" in told
-    assert "test set" not in told
+    assert "(validation=0.1)" in make_latex(document)
+    assert "(validation=0.1)" in render_page(document)
     assert "valid.-" in told
     assert "best, %, validation-selected" in tabulate_outcome(document).head
 

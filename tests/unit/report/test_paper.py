@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from fedrpc.errors import ConfigError
 from fedrpc.report import paper
 from fedrpc.report.paper import make_report, name_results, write_report, write_table
 from fedrpc.report.paper_plots import summarize_curve
-from fedrpc.report.paper_table import format_results
+from fedrpc.report.paper_table import format_results, show_results
 from fedrpc.report.paper_words import format_printed
 from fedrpc.study import experiment_union
 from fedrpc.study.experiment import Experiment, Row, judge, summarize_rows
@@ -122,14 +124,26 @@ def test_a_variation_that_left_a_claims_rows_out_tried_nothing_of_it(tmp_path: P
 
 def test_what_was_tried_to_choose_settings_stands_apart_and_is_in_no_verdict(tmp_path: Path) -> None:
     tuning = results_of([40.25], [77.75], {"validation": 0.1}, command="fedrpc paper mine --set validation=0.1")
-    text = report(tmp_path, results_of([50, 51, 52], [49, 50, 51]), tuning)
+    plain, other = results_of([50, 51, 52], [49, 50, 51]), results_of([50], [60], {"rounds": 3})
+    text = report(tmp_path, plain, tuning)
     assert "no other settings tried yet" in text
     assert "With other settings" not in text
-    _, _, told = text.partition("To choose settings, with 10 % of the training set, held out, in place of the test set")
-    assert "| Better & more | 60.50 ± 1.25 | 77.75 |" in told
-    assert "`fedrpc paper mine --set validation=0.1`: seed 0" in told
-    text = report(tmp_path / "more", results_of([50, 51, 52], [49, 50, 51]), tuning | {"changes": {"rounds": 3}})
-    assert "with other settings: partly 1" in text
+    head = "\n\nTo choose settings (validation=0.1: tested on training examples held out):\n\n"
+    assert "| Better & more | 60.50 ± 1.25 | 77.75 |" in text.partition(head)[2]
+    assert "\n\n`fedrpc paper mine --set validation=0.1`: seed 0" in text
+    assert head in report(tmp_path / "more", plain, other, tuning), "no part of the list before it"
+
+
+def test_what_was_tried_to_choose_settings_alone_has_no_verdict(tmp_path: Path) -> None:
+    tuning = results_of([50, 51, 52], [55, 56.5, 57], {"validation": 0.1})
+    text = report(tmp_path, tuning)
+    assert "- **reproduced**" not in text
+    assert "0 claims of the papers in 0 experiments" in text
+    assert "| Better & more |" in text
+    console = Console(file=io.StringIO(), width=100)
+    show_results(tuning, console)
+    assert "no verdict: tested on training examples" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "reproduced" not in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_figures_are_of_the_seeds_that_the_verdict_is_of(tmp_path: Path) -> None:

@@ -9,20 +9,26 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedrpc import config
 from fedrpc.data.partition import make_partition
 from fedrpc.data.partition_summary import summarize_partition
 from fedrpc.errors import ConfigError, UnknownName
+from fedrpc.problem import Problem
 from fedrpc.report.partition import show_partition, tabulate_partition, write_partition_png
 
 
 def show(
-    width: int = 200, clients: int = 5, train_size: int | None = None, png: Path | None = None, **names: str
+    width: int = 200,
+    clients: int = 5,
+    train_size: int | None = None,
+    validation: float | None = None,
+    png: Path | None = None,
+    **names: str,
 ) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width)
-    show_partition(
-        names.get("dataset", "fmnist-mini"), names.get("partition", "iid"), clients, 0, train_size, None, png, console
-    )
+    dataset, partition = names.get("dataset", "fmnist-mini"), names.get("partition", "iid")
+    show_partition(dataset, partition, clients, 0, train_size, validation, None, png, console)
     return out.getvalue()
 
 
@@ -31,6 +37,14 @@ def test_the_table_and_the_words_describe_the_same_partition() -> None:
     assert "Ankle boot" in text
     assert "6,000 samples of 10 classes over 20 clients: 300 each." in text
     assert "holds 2.0 classes on average" in text
+
+
+def test_what_is_held_out_is_in_no_partition() -> None:
+    text = show(validation=0.1)
+    assert "5,400 samples of 10 classes over 5 clients: 1,080 each." in text
+    assert "600 more are held out, to test on." in text
+    settings = {"dataset": "fmnist-mini", "clients": 5, "validation": 0.1}
+    assert Problem(config.build(settings)).partition.sha256[:16] in text, "as a run with these settings has it"
 
 
 def test_names_that_do_not_fit_are_numbers_with_a_key() -> None:

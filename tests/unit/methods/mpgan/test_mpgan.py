@@ -488,6 +488,31 @@ def test_an_unusable_earlier_run_is_refused(tmp_path):
             play(rounds=0, gan=str(tmp_path / name), **params)
 
 
+def test_a_generator_that_may_have_seen_what_is_tested_on_is_refused(tmp_path):
+    run_directory(tmp_path, play(rounds=0).state)
+
+    def adopt(validation: float | None) -> None:
+        problem = problem_of("mpgan", params=SMALL | {"gan": str(tmp_path)}, validation=validation)
+        with InMemoryFederation(problem) as federation:
+            asyncio.run(problem.method.setup(federation.init(), federation.stage(SETUP_ROUND)))
+
+    def write_partition(**held_out: float) -> None:
+        table = problem_of("mpgan", params=SMALL, **held_out).held_out
+        (tmp_path / "partition.json").write_text(json.dumps(table))
+
+    adopt(None)
+    for held_out in ({}, {"validation": 0.2}, {"validation": 0.1, "seed": 8}):
+        write_partition(**held_out)
+        adopt(None)  # of the test set nobody trains on anything
+        with pytest.raises(ConfigError, match=r"may have trained on what this one is tested on \(validation\)"):
+            adopt(0.1)
+    (tmp_path / "partition.json").unlink()
+    with pytest.raises(ConfigError, match="run it again with this run's dataset, seed and validation"):
+        adopt(0.1)
+    write_partition(validation=0.1)
+    adopt(0.1)
+
+
 def test_converting_inputs_to_images_and_back_restores_them():
     problem = problem_of("mpgan", params=SMALL)
     canvas, x = Canvas(problem.env), problem.load_client_data(0).train.all()[0]
