@@ -298,6 +298,7 @@ def collect_results(
         "notes": experiment.notes,
         "explanations": experiment.explanations,
         "measures": experiment.measures,
+        "methods": experiment.methods,
         "rows": summarize_rows(experiment.papers, names, values),
         "claims": [judge(claim, values) for claim in experiment.claims],
         "curves": drawn,

@@ -11,25 +11,31 @@ import argparse
 import json
 import re
 import sys
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedrpc.errors import ConfigError
+from fedrpc.report.paper_claims import (
+    ALL,
+    Entry,
+    list_not_run,
+    list_reservations,
+    name_entry,
+    write_claims,
+    write_counts,
+    write_headlines,
+)
 from fedrpc.report.paper_earlier import EARLIER, write_earlier
 from fedrpc.report.paper_overview import plot_claims
 from fedrpc.report.paper_plots import plot_curves, plot_rows
 from fedrpc.report.paper_table import format_results
 from fedrpc.report.paper_words import (
     NONE,
-    VERDICTS,
     Results,
     describe_changes,
     describe_difference,
-    describe_measure,
-    describe_reservations,
+    describe_paper,
     describe_verdict,
     find_printed,
     flatten,
@@ -38,32 +44,22 @@ from fedrpc.report.paper_words import (
     list_cells,
     list_circumstances,
     list_heads,
-    list_pairs,
     list_run,
 )
 from fedrpc.report.sheet import write_text
-from fedrpc.report.words import pluralize, write_markdown_row
-from fedrpc.study.experiment import LEAST_SEEDS, NOT, REPRODUCED, is_experiment, list_names, read_experiment
+from fedrpc.report.words import write_markdown_row
+from fedrpc.study.experiment import is_experiment, read_experiment
 from fedrpc.study.experiment_union import rejudge_results, unite_results
 
 VARIATIONS, PLOTS = "variations", "plots"
 OVERVIEW = "claims.svg"
 _ABOUT = "Makes the report of all results of papers' experiments in a folder."
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-ALL = "all methods"  # the paper of an experiment that is of no single one; it comes last
 _NEEDED: dict[str, type] = {
     **dict.fromkeys(("name", "size", "command", "version", "title", "paper", "where", "reduced"), str),
     **dict.fromkeys(("rows", "claims", "seeds", "missing", "measures", "notes", "explanations"), list),
     **dict.fromkeys(("changes", "cost", "curves"), dict),
 }
-_SURE, _HALF, _WITHIN, _BEYOND, _FEW = _SORTS = (
-    "reproduced (with a reservation)",
-    "partly",
-    "not, within chance",
-    "not, beyond chance",
-    "fewer than three seeds",
-)
-_RESERVED = "reserved"  # those reproduced whose verdict has a reservation beside it
 _HEAD = """\
 # The papers' claims, and what came out
 
@@ -71,25 +67,23 @@ _HEAD = """\
 no figure is typed by hand. With an experiment's `results.json` as a further argument it adds that one, or the seeds and
 rows of it that were missing. Experiments that nobody has run yet are [listed at the end](#not-run-yet).
 
-**The rule** for verdicts was written before the runs (`fedrpc/study/experiment.py`). A claim is about one measure of
-two rows. It holds if the mean difference over the seeds has the claimed direction and exceeds the margin that is asked.
-It is **reproduced** if it holds, the 95 % interval of the difference (Student's, paired by seed) excludes the margin,
-and there are three seeds or more; **partly** reproduced if it only holds; otherwise **not**: *beyond chance* if the
-interval excludes the margin, else *within chance*. With three seeds the interval is wide: *partly* and *not, within
-chance* are both undecided. Of forty differences that are none, one would come out as *reproduced* by chance.
-In our figures ± is the standard deviation over seeds (n - 1); in a paper's, what the paper has there.
+**How to read a verdict.** A claim says that one row is higher, or lower, than another in one measure, sometimes by a
+margin. It is **reproduced** if the 95 % interval of the difference (Student's, paired by seed) lies wholly on the
+claimed side of 0, or of the margin, and there are three seeds or more. It is **partly** reproduced if the mean is on
+that side and the interval is not, and **not** if the mean is on the other side. This rule was written before the runs
+(`fedrpc/study/experiment.py`); what stands in brackets came after the first of them: *undecided* if 0, or the margin,
+is in the interval, else *the other way*, or *less than asked* of a margin. With three seeds intervals are wide, and
+many verdicts are undecided: that is no evidence against a paper, and none for it. Of forty differences that are none,
+one would come out as reproduced by chance. In our figures ± is the standard deviation over seeds (n - 1).
 
-**What to hold against it.** We put the claims into rows, measures and margins, some of them after first results were
-seen; what was added or changed then is a control of ours or says so. That seeds can be excluded, and that controls are
-counted apart, came after first runs, too. The papers give no margins, so these are ours, and they mostly do not say of
-which rounds their figures are: Fed-ZDA's stand beside our last ten rounds, FedDPMS's beside our best round, though its
-claims are judged by the last ten, which are not picked on the test set. Other settings were tried where a claim had
-failed, mostly with one seed. Settings are the papers', and ours where these are silent; where a table has several of
-them, such as several q, all are shown, measured on the test set. What was tried on a part of the training set stands
-apart, and is in no verdict. Experiments are reduced in size unless they say otherwise, and baselines are not the
-papers' either: FLea's rivals are far more accurate here, which leaves less to gain; FedAvg in the other papers'
-experiments is about as accurate as there, or less accurate. A verdict is about the claim at that size, in this
-implementation. Runs whose version has no commit beside it are older than the recording of commits.
+**Limits.** Experiments are reduced in size unless they say otherwise: small networks, less data, fewer rounds. A
+verdict is about the claim at that size, in this implementation, beside our baselines, whose figures stand beside the
+papers' in each table. We chose claims, rows and margins; what was added or changed after first results, or came of
+them, says so. Papers rarely say of which rounds their figures are: Fed-ZDA's stand beside our last ten, FedDPMS's
+beside our best round. Settings are the papers', and ours where these are silent. Other settings mostly have one seed,
+and are measured on the test set; what was tried on held-out training examples stands apart, and is in no verdict.
+Seeds can be excluded since the first runs, and say so. Runs without a commit beside their version are older than the
+recording of commits.
 """
 _LEFT_OUT = """
 ## Without an experiment
@@ -100,15 +94,6 @@ and 12, Table 2; Fed-ZDA's Figures 1, 2 and 6; FedDPMS's Figures 1 and 4 to 6, T
 5, 7, 10 and 17), and the thesis's Figure 9, a generator of several paths that learns a mixture of Gaussians, without
 federated learning.
 """
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An experiment's results, those with changed settings, and those that settings were to be chosen by."""
-
-    results: Results
-    variations: Sequence[Results] = field(default=())
-    tuning: Sequence[Results] = field(default=())
 
 
 # Files
@@ -180,11 +165,6 @@ def name_results(results: Results) -> str:
     return f"{VARIATIONS}/{name_entry(results)}+{re.sub(r'[^A-Za-z0-9._=+,-]+', '-', changes)}.json"
 
 
-def name_entry(results: Results) -> str:
-    """An experiment by the size at which it was run: the paper's own stands beside the small one."""
-    return str(results["name"]) + ("" if results["size"] == "small" else f"-{results['size']}")
-
-
 def make_report(folder: Path, kept: Mapping[str, Results] | None = None) -> dict[str, str]:
     """README.md, that of earlier runs and the plots, by name, as they follow from the results in a folder.
 
@@ -200,11 +180,11 @@ def make_report(folder: Path, kept: Mapping[str, Results] | None = None) -> dict
     overview = f"{PLOTS}/{OVERVIEW}"
     if picture := plot_claims({name_entry(entry.results): entry.results for entry in entries}):
         pages[overview] = picture
-    lines = [_HEAD, *_write_summary(entries, overview if picture else None)]
+    lines = [_HEAD, *write_headlines(entries), *write_counts(entries), *(_show_overview(overview) if picture else [])]
     for entry in entries:
         names = [f"{PLOTS}/{name_entry(entry.results)}-{what}.svg" for what in ("rows", "curves")]
         lines += write_section(entry, [name for name in names if name in pages])
-    lines += _list_not_run({entry.results["name"] for entry in entries})
+    lines += [*write_claims(entries), *_tell_not_run(list_not_run(entries))]
     if earlier := write_earlier(folder / EARLIER):
         pages[f"{EARLIER}/README.md"] = earlier
         lines += [
@@ -235,100 +215,15 @@ def arrange_entries(kept: Mapping[str, Results]) -> list[Entry]:
     )
 
 
-# The summary
-
-
-def _write_summary(entries: Sequence[Entry], overview: str | None) -> list[str]:
-    claims = [(entry.results["paper"], claim) for entry in entries for claim in entry.results["claims"]]
-    num_theirs = sum(not claim["control"] for _, claim in claims)
-    num = sum(any(not claim["control"] for claim in entry.results["claims"]) for entry in entries)
-    told = f"{pluralize(num_theirs, 'claim')} of the papers in {pluralize(num, 'experiment')}"
-    lines = [
-        "## All claims",
-        "",
-        f"{told}, and controls of ours, which no paper claims, apart:",
-        "",
-        *_count_by_paper(claims),
-        "",
-        "A reservation stands beside the verdict: that a claim was added after the runs, say, or that the paper's",
-        "table is against its own words. *Partly* and *not, within chance* are undecided.",
-        "",
-        *(_show_overview(overview) if overview else []),
-        "Figures are of the row that the claim is about, against those of the row that it is compared to, over the",
-        "seeds that both have. *Difference* is between the two, above 0 in the claimed direction, with its 95 %",
-        "interval. *Margin* is what the claim asks of it, if not just more than 0.",
-        "",
-        "| paper | claim | measure | paper's figures | ours | difference | margin | verdict |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    return lines + [_write_claim(entry, claim) for entry in entries for claim in entry.results["claims"]]
-
-
 def _show_overview(place: str) -> list[str]:
     return [
         f"![Claims of the papers, each with its interval]({place})",
         "",
-        "A dot is the difference of a claim, less its margin, with the 95 % interval as a bar. Measures differ, so all",
-        "bars are drawn to one width, 2: one that lies right of the line is a claim reproduced, one left of it is more",
-        "than chance. What lies further out stands at 4 and -4. Controls are not in it, nor what has fewer than three",
-        "seeds.",
-        "",
+        "A dot is the difference of a claim, less its margin, and a bar its 95 % interval, scaled so that all bars",
+        "have one width, since measures differ. Right of the line: reproduced. Across it: undecided. Left of it: the",
+        "other way, or less than asked. What lies further out stands at the ends. Controls are not in it, nor what has",
+        "fewer than three seeds.",
     ]
-
-
-def _count_by_paper(claims: Sequence[tuple[str, Results]]) -> list[str]:
-    """A table of verdicts: a line for each paper, and one for all controls; too few seeds are no verdict here."""
-    counts: dict[str, Counter[str]] = {}
-    for paper, claim in sorted(claims, key=lambda pair: bool(pair[1]["control"])):
-        count = counts.setdefault("controls of ours" if claim["control"] else paper, Counter())
-        sort = _sort_claim(claim)
-        count[sort] += 1
-        count[_RESERVED] += sort == _SURE and bool(claim["caveat"] or claim["left_out"])
-    lines = [write_markdown_row("claims", *_SORTS), f"|---|{'---:|' * len(_SORTS)}"]
-    for name, count in counts.items():
-        reserved = f" ({count[_RESERVED]})" if count[_RESERVED] else ""
-        cells = [str(count[sort] or NONE) + (reserved if sort == _SURE else "") for sort in _SORTS]
-        lines.append(write_markdown_row(name, *cells))
-    return lines
-
-
-def _sort_claim(claim: Results) -> str:
-    found = claim["difference"]
-    if found is None or found["n"] < LEAST_SEEDS:
-        return _FEW
-    if claim["verdict"] == NOT:
-        return _BEYOND if found["high"] < 0 else _WITHIN
-    return _SURE if claim["verdict"] == REPRODUCED else _HALF
-
-
-def _write_claim(entry: Entry, claim: Results) -> str:
-    results, name = entry.results, name_entry(entry.results)
-    where = f"{results['paper']}: [{name}](#{name})"
-    cells = [
-        where,
-        claim["says"],
-        describe_measure(claim["measure"]),
-        *list_pairs(results, claim),
-        format_interval(claim),
-        f"{claim['by']:+g}" if claim["by"] else NONE,
-    ]
-    told = "; ".join([f"**{describe_verdict(claim)}**", *_list_reservations(entry, claim)])
-    return write_markdown_row(*cells, told)
-
-
-def _list_reservations(entry: Entry, claim: Results) -> list[str]:
-    """What stands behind a verdict: other settings where it is no, and what to know beside it."""
-    tried = [describe_attempts(entry, claim)] if claim["verdict"] == NOT else []
-    return [*describe_reservations(claim), *tried]
-
-
-def describe_attempts(entry: Entry, claim: Results) -> str:
-    """What came of a claim with other settings, which its section names."""
-    found = Counter(
-        each["verdict"] for other in entry.variations for each in other["claims"] if each["says"] == claim["says"]
-    )
-    told = [f"{VERDICTS[verdict]} {found[verdict]}" for verdict in VERDICTS if verdict and found[verdict]]
-    return f"with other settings: {', '.join(told)}" if told else "no other settings tried yet"
 
 
 # Sections
@@ -345,8 +240,10 @@ def write_section(entry: Entry, plots: Sequence[str]) -> list[str]:
         "",
     ]
     for claim in results["claims"]:
-        told = f"**{describe_verdict(claim)}**: {claim['says']} ({describe_difference(claim)})"
-        lines.append("; ".join([f"- {told}", *_list_reservations(entry, claim)]))
+        theirs = describe_paper(results, claim)
+        beside = f"; in the paper {theirs}" if theirs != NONE else ""
+        told = f"**{describe_verdict(claim)}**: {claim['says']} ({describe_difference(claim)}{beside})"
+        lines.append("; ".join([f"- {told}", *list_reservations(entry, claim)]))
     lines += ["", *write_table(results), ""]
     for name in plots:
         what = "figures of the paper beside ours" if name.endswith("-rows.svg") else "curves with bands over the seeds"
@@ -366,9 +263,8 @@ def _tell_changed(results: Results) -> list[str]:
     return ["the experiment was changed after these runs: the command has other rows now, and gives another table"]
 
 
-def _list_not_run(run: Collection[str]) -> list[str]:
-    """The experiments without results."""
-    left = [(name, read_experiment(name)) for name in list_names() if name not in run]
+def _tell_not_run(names: Sequence[str]) -> list[str]:
+    left = [(name, read_experiment(name)) for name in names]
     if not left:
         return []
     left.sort(key=lambda pair: (pair[1].paper, pair[0]))

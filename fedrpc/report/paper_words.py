@@ -17,6 +17,7 @@ from fedrpc.study.statistics import summarize_values
 Results = Mapping[str, Any]
 NONE = "-"
 VERDICTS = {REPRODUCED: "reproduced", PARTLY: "partly", NOT: "not reproduced", None: "without runs"}
+_LACKS = {"given": "too few sure images were made for all shares"}  # what a measure of less than 100 % means
 _FEW = {1: "one seed only", 2: "two seeds only"}
 
 
@@ -72,27 +73,65 @@ def describe_measure(measure: str) -> str:
 
 
 def describe_verdict(claim: Results) -> str:
-    """The verdict, with what weakens it."""
-    found = claim["difference"]
+    """The verdict, with what weakens it, or how it was missed."""
+    found, verdict = claim["difference"], claim["verdict"]
     if found is None and claim["left_out"]:
         return "no verdict"
-    few = _FEW.get(found["n"]) if found else None
-    told = VERDICTS[claim["verdict"]] + (f", {few}" if few else "")
-    if claim["verdict"] != NOT or found is None or found["high"] is None:
+    told = VERDICTS[verdict]
+    if found and found["n"] in _FEW:
+        return f"{told}, {_FEW[found['n']]}"
+    if verdict not in (PARTLY, NOT):
         return told
-    return f"{told} ({'beyond' if found['high'] < 0 else 'within'} chance)"
+    return f"{told} ({'undecided' if is_undecided(claim) else 'less than asked' if claim['by'] else 'the other way'})"
+
+
+def is_undecided(claim: Results) -> bool:
+    """Whether enough seeds leave it open on which side of the margin the difference is."""
+    found = claim["difference"]
+    return found is not None and found["n"] >= LEAST_SEEDS and bool(found["low"] <= 0 <= found["high"])
 
 
 def describe_reservations(claim: Results) -> list[str]:
     """What to know beside a verdict: whose claim it is, which seeds do not count, and what its author says."""
     told = ["a control of ours"] if claim["control"] else []
     if claim["left_out"]:
-        seeds = f"{'seeds' if len(claim['left_out']) > 1 else 'seed'} {', '.join(map(str, claim['left_out']))}"
+        several = len(claim["left_out"]) > 1
+        seeds = ", ".join(map(str, claim["left_out"]))
         told.append(
-            f"{seeds} excluded, where this is below 100: {describe_measure(claim['needs'])}; with "
-            f"{'them' if len(claim['left_out']) > 1 else 'it'} {_write_interval(claim['with_left_out'], claim['by'])}"
+            f"{'seeds' if several else 'seed'} {seeds} {'do' if several else 'does'} not count, since "
+            f"{_describe_lack(claim['needs'])}; with {'them' if several else 'it'} the difference is "
+            f"{_write_interval(claim['with_left_out'], claim['by'])}"
         )
     return [*told, *([claim["caveat"]] if claim["caveat"] else [])]
+
+
+def _describe_lack(measure: str) -> str:
+    return _LACKS.get(measure) or f"this is below 100: {describe_measure(measure)}"
+
+
+def find_paper_difference(results: Results, claim: Results) -> float | None:
+    """The difference of the paper's figures, in the claimed direction; None where it lacks one."""
+    if not claim["than"]:
+        return None
+    printed = {row["name"]: row["paper"].get(claim.get("printed") or claim["measure"]) for row in results["rows"]}
+    means = [_read_mean(printed[name]) for name in (claim["row"], claim["than"])]
+    if None in means:
+        return None
+    one, two = (float(mean) for mean in means if mean is not None)
+    return one - two if claim["direction"] == "higher" else two - one
+
+
+def _read_mean(value: float | Sequence[float] | None) -> float | None:
+    return value[0] if isinstance(value, Sequence) else value
+
+
+def describe_paper(results: Results, claim: Results) -> str:
+    """The paper's difference, and whether it is against the claim; none where it has no figures."""
+    found = find_paper_difference(results, claim)
+    if found is None:
+        return NONE
+    where = f", {describe_measure(claim['printed'])}" if claim.get("printed") else ""
+    return f"{_shift(found, 0.0)}{where}{', against the claim' if found <= min(claim['by'], 0.0) else ''}"
 
 
 def describe_difference(claim: Results) -> str:
@@ -127,7 +166,7 @@ def list_pairs(results: Results, claim: Results) -> tuple[str, str]:
     """The paper's figures of a claim's two rows, and ours over the seeds that count for it."""
     rows = {row["name"]: row for row in results["rows"]}
     pair, measure = [rows[name] for name in (claim["row"], claim["than"]) if name], claim["measure"]
-    printed = [row["paper"].get(measure) for row in pair]
+    printed = [row["paper"].get(claim.get("printed") or measure) for row in pair]
     seeds = set.intersection(*({*row["seeds"]} for row in pair)) - {*map(str, claim["left_out"])}
     ours = [
         format_summary(

@@ -77,6 +77,8 @@ class Claim(_Frozen):
         than: The other row; 0 itself when there is none.
         needs: A measure in percent that both rows must have whole, where they have it, for a seed to count.
         control: Whether it is a control of ours, which the paper does not claim.
+        headline: Whether it is what the paper is mainly about.
+        printed: The measure that the paper has figures of, if not the claim's.
         caveat: What to know beside the verdict.
     """
 
@@ -88,6 +90,8 @@ class Claim(_Frozen):
     by: float = 0.0
     needs: str | None = None
     control: bool = False
+    headline: bool = False
+    printed: str | None = None
     caveat: str = ""
 
     @model_validator(mode="after")
@@ -149,6 +153,7 @@ class Experiment(_Frozen):
         if chain := [row for row in self.rows if row.gan and by_name[row.gan].gan]:
             raise ValueError(f"row '{chain[0].name}' takes the generator of '{chain[0].gan}', which takes one itself")
         used = [*list_measures(self), *(name for row in self.rows for name in row.paper)]
+        used += [claim.printed for claim in self.claims if claim.printed]
         if unknown := sorted({*used} - {*MEASURES}):
             raise ValueError(f"unknown measure '{unknown[0]}'; known: {', '.join(MEASURES)}")
         return self
@@ -157,6 +162,11 @@ class Experiment(_Frozen):
     def papers(self) -> dict[str, dict[str, Printed]]:
         """The paper's figures by row."""
         return {row.name: row.paper for row in self.rows}
+
+    @property
+    def methods(self) -> dict[str, str]:
+        """The methods by row."""
+        return {row.name: row.method for row in self.rows}
 
     def list_usual_rows(self, size: Literal["paper", "small"]) -> list[str]:
         """The names of the rows that run when none is named."""
@@ -208,6 +218,8 @@ def judge(claim: Claim, values: Mapping[str, Mapping[int, Mapping[str, float | N
         "by": claim.by,
         "needs": claim.needs,
         "control": claim.control,
+        "headline": claim.headline,
+        "printed": claim.printed,
         "caveat": claim.caveat,
         "verdict": _decide(found),
         "difference": found,

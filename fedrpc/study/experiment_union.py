@@ -13,7 +13,7 @@ from fedrpc.study.experiment import Claim, is_experiment, judge, list_measures, 
 Results = Mapping[str, Any]
 Values = dict[str, dict[int, dict[str, float | None]]]
 _VARYING = frozenset({"kernel_bytes", "client_cpu", "client_memory"})  # of the same run, from one time to the next
-_OF_CLAIMS = ("says", "measure", "than", "by", "needs", "control", "caveat")
+_OF_CLAIMS = ("says", "measure", "than", "by", "needs", "control", "headline", "printed", "caveat")
 _SAME = ("name", "size", "changes", "reduced", "measures")
 
 
@@ -41,6 +41,7 @@ def rejudge_results(results: Results) -> dict[str, Any]:
     return {
         **results,
         **told,
+        "methods": experiment.methods,
         "command": command,
         "rows": summarize_rows(experiment.papers, list_measures(experiment), values),
         "claims": [judge(claim, values) for claim in experiment.claims],

@@ -100,9 +100,7 @@ def test_a_partition_of_the_rest_says_what_is_held_out_if_it_fails() -> None:
     held = hold_out(y, groups, 0.2, 0)
     parts = partition_rest("natural", y, 4, 0, group=groups, held=held)
     assert sorted(np.concatenate([*parts.indices, held]).tolist()) == list(range(50))
-    with pytest.raises(
-        ConfigError, match=r"got 5; .* \(validation holds 10 of 50 .* out, 1 of 5 groups\)"
-    ):
+    with pytest.raises(ConfigError, match=r"got 5; .* \(validation holds 10 of 50 .* out, 1 of 5 groups\)"):
         partition_rest("natural", y, 5, 0, group=groups, held=held)
 
 

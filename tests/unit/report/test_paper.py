@@ -77,10 +77,11 @@ def report(folder: Path, *found: dict[str, Any]) -> str:
 def test_papers_figures_stand_beside_ours(tmp_path: Path) -> None:
     text = report(tmp_path, results_of([50, 51, 52], [55, 56.5, 57]))
     assert "1 claim of the papers in 1 experiment" in text
-    assert "| A paper | 1 | - | - |" in text
+    assert "| A paper: observations | 1 | - | - |" in text
     pair = "60.50 ± 1.25 against 50 | 56.17 ± 1.04 against 51.00 ± 1.00"
-    claim = "it is better | accuracy %, last round"
-    assert f"| A paper: [mine](#mine) | {claim} | {pair} | +5.17 (+4.45 to +5.88) | - | **reproduced** |" in text
+    claim = "| [mine](#mine): it is better | **reproduced** | +10.5 | +5.17 (+4.45 to +5.88) |"
+    assert f"{claim} {pair} | accuracy %, last round |" in text
+    assert "as claimed in 3 of 3 seeds; in the paper +10.5)" in text
     assert "| Better & more | 60.50 ± 1.25 | 56.17 ± 1.04 | - | 16.03 ± 0.30 |" in text
     assert "2.25 core-hours, 2.00 of them of the clients' tasks, at most 5.00 MB in a process" in text
     assert "an untested explanation: the moon" in text
@@ -103,23 +104,29 @@ def test_one_seed_is_told_with_the_verdict(tmp_path: Path, two: list[float], ver
 
 def test_what_is_not_reproduced_says_what_was_varied(tmp_path: Path) -> None:
     main = results_of([50, 51, 52], [49, 50, 51])
-    assert "**not reproduced (beyond chance)**; no other settings tried yet |" in report(tmp_path / "alone", main)
+    assert "**not reproduced (the other way)**; no other settings tried yet |" in report(tmp_path / "alone", main)
     others = [
         results_of([50], [52], {"train": {"lr": 0.01}}),
         results_of([50], [48], {"partition": "shards:2,strict"}),
     ]
     text = report(tmp_path / "varied", main, *others)
-    assert "**not reproduced (beyond chance)**; with other settings: partly 1, not reproduced 1 |" in text
+    assert "; other settings: as claimed in 1 of 2 with fewer than 3 seeds |" in text
     assert "| claim | as above | partition=shards:2,strict | train.lr=0.01 |" in text
     varied = "-2: not reproduced, one seed only | +2: partly, one seed only |"
-    assert f"| it is better | -1 (-1 to -1): not reproduced (beyond chance) | {varied}" in text
+    assert f"| it is better | -1 (-1 to -1): not reproduced (the other way) | {varied}" in text
     assert "no other settings" not in text
+    whole = results_of([50, 51, 52], [55, 56, 57], {"rounds": 3})
+    text = report(tmp_path / "whole", main, whole, *others)
+    told = "reproduced with rounds=3, as claimed in 1 of 2 with fewer than 3 seeds"
+    assert f"**not reproduced (the other way)**; other settings: {told} |" in text
+    text = report(tmp_path / "yes", results_of([50, 51, 52], [55, 56, 57]), main | {"changes": {"rounds": 3}})
+    assert "| **reproduced**; other settings: not reproduced (the other way) with rounds=3 |" in text
 
 
 def test_a_variation_that_left_a_claims_rows_out_tried_nothing_of_it(tmp_path: Path) -> None:
     text = report(tmp_path, results_of([50, 51], [49, 50]), results_of([50], [], {"train": {"lr": 0.01}}))
-    assert "**not reproduced, two seeds only (beyond chance)**; no other settings tried yet |" in text
-    assert "| it is better | -1 (-1 to -1): not reproduced, two seeds only (beyond chance) | - |" in text
+    assert "**not reproduced, two seeds only**; no other settings tried yet |" in text
+    assert "| it is better | -1 (-1 to -1): not reproduced, two seeds only | - |" in text
 
 
 def test_what_was_tried_to_choose_settings_stands_apart_and_is_in_no_verdict(tmp_path: Path) -> None:
@@ -148,25 +155,35 @@ def test_what_was_tried_to_choose_settings_alone_has_no_verdict(tmp_path: Path) 
 
 def test_figures_are_of_the_seeds_that_the_verdict_is_of(tmp_path: Path) -> None:
     text = report(tmp_path, results_of([50, 60], [55]))
-    assert "| 55.00 against 50.00 | +5 | - | **partly, one seed only** |" in text
+    assert "| **partly, one seed only** | +10.5 | +5 | 60.50 ± 1.25 against 50 | 55.00 against 50.00 |" in text
     assert "| FedAvg | 50 | 55.00 ± 7.07 | 30 |" in text
     assert "| Better & more | 60.50 ± 1.25 | 55.00, 1 seed | - | 16.36, 1 seed |" in text
 
 
 def test_a_difference_is_told_without_its_margin(tmp_path: Path) -> None:
     text = report(tmp_path, judged_again(results_of([50, 51, 52], [49.5, 50.4, 51.6]), by=-1.0))
-    assert "| -0.5 (-0.748 to -0.252) | -1 | **reproduced** |" in text
-    assert (
-        "(difference -0.5, 95 % from -0.748 to -0.252, where more than -1 is asked; as claimed in 3 of 3 seeds)" in text
-    )
+    assert "| **reproduced** | +10.5 | -0.5 (-0.748 to -0.252), more than -1 is asked |" in text
+    assert "(difference -0.5, 95 % from -0.748 to -0.252, where more than -1 is asked; as claimed in 3 of 3" in text
 
 
 def test_no_difference_is_0_whatever_its_margin(tmp_path: Path) -> None:
-    assert "| +0 | -0.001 |" in report(tmp_path, judged_again(results_of([0.7], [0.7]), by=-0.001))
+    assert "| +0, more than -0.001 is asked |" in report(tmp_path, judged_again(results_of([0.7], [0.7]), by=-0.001))
 
 
-def test_chance_is_told_of_what_is_not_reproduced(tmp_path: Path) -> None:
-    assert "**not reproduced (within chance)**" in report(tmp_path, results_of([50, 51, 52], [45, 53, 50]))
+@pytest.mark.parametrize(
+    ("two", "by", "told"),
+    [
+        ([45, 53, 50], 0.0, "not reproduced (undecided)"),
+        ([49, 50, 51.5], 0.0, "not reproduced (the other way)"),
+        ([55, 56.5, 57], 20.0, "not reproduced (less than asked)"),
+        ([55, 53, 50], 0.0, "partly (undecided)"),
+        ([55, 56.5, 57], 5.0, "partly (undecided)"),
+    ],
+)
+def test_what_three_seeds_leave_open_is_told_from_what_they_settle(
+    tmp_path: Path, two: list[float], by: float, told: str
+) -> None:
+    assert f"**{told}**" in report(tmp_path, judged_again(results_of([50, 51, 52], two), by=by))
 
 
 def judged_again(results: dict[str, Any], **values: Any) -> dict[str, Any]:
@@ -177,7 +194,8 @@ def judged_again(results: dict[str, Any], **values: Any) -> dict[str, Any]:
 
 def test_a_claim_of_one_row_has_one_figure(tmp_path: Path) -> None:
     text = report(tmp_path, judged_again(results_of([50, 51, 52], [-1, -2, -3]), than=""))
-    assert "| 60.50 ± 1.25 | -2.000 ± 1.000 | -2 (-4.48 to +0.484) | - | **not reproduced (within chance)**" in text
+    told = "**not reproduced (undecided)**; no other settings tried yet | - | -2 (-4.48 to +0.484)"
+    assert f"{told} | 60.50 ± 1.25 | -2.000 ± 1.000 |" in text
 
 
 def test_kept_results_are_judged_by_the_claims_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +204,8 @@ def test_kept_results_are_judged_by_the_claims_of_now(tmp_path: Path, monkeypatc
     monkeypatch.setattr(experiment_union, "is_experiment", lambda name: name == "mine")
     monkeypatch.setattr(experiment_union, "read_experiment", lambda _: changed)
     text = report(tmp_path, results_of([50, 51, 52], [55, 56.5, 57]))
-    assert "it is worse | accuracy %, last round" in text
+    assert "[mine](#mine): it is worse | **not reproduced (the other way)**" in text
+    assert "| -10.5, against the claim | -5.17 (-5.88 to -4.45) |" in text
     assert "it is better" not in text
     assert json.loads((tmp_path / "kept" / "mine.json").read_text())["claims"][0]["verdict"] == "not"
     fewer = EXPERIMENT.model_copy(update={"rows": EXPERIMENT.rows[:1], "claims": []})
@@ -200,9 +219,28 @@ def claim_with(results: dict[str, Any], **values: Any) -> dict[str, Any]:
 
 def test_controls_of_ours_are_counted_apart_and_caveats_stand_beside_verdicts(tmp_path: Path) -> None:
     text = report(tmp_path, claim_with(results_of([50], [55]), control=True, caveat="by moonlight"))
-    assert "0 claims of the papers in 0 experiments, and controls of ours" in text
+    assert "0 claims of the papers in 0 experiments" in text
     assert "| controls of ours | - | - | - | - | 1 |" in text
     assert "| **partly, one seed only**; a control of ours; by moonlight |" in text
+
+
+def test_a_papers_own_method_is_counted_apart_from_baselines(tmp_path: Path) -> None:
+    text = report(tmp_path, results_of([50, 51, 52], [55, 56.5, 57], methods={"Better & more": "flea"}))
+    assert "| A paper: its method | 1 | - | - |" in text
+    assert "observations |" not in text
+
+
+def test_headlines_stand_at_the_top_beside_the_papers_difference(tmp_path: Path) -> None:
+    found = results_of([50, 51, 52], [55, 56.5, 57])
+    assert "The headlines" not in report(tmp_path / "none", found)
+    text = report(tmp_path / "one", claim_with(found, headline=True))
+    told = "it is better | accuracy %, last round | +10.5 | +5.17 (+4.45 to +5.88) | **reproduced** |"
+    assert f"| A paper: [mine](#mine) | {told}" in text
+    text = report(tmp_path / "other", claim_with(found, headline=True, printed="class_variance"))
+    assert "| accuracy %, last round | - | +5.17" in text, "the paper has no such figure of one row"
+    found["rows"][1]["paper"]["class_variance"] = 20
+    text = report(tmp_path / "both", claim_with(found, headline=True, printed="class_variance"))
+    assert "| -10, variance over classes, last ten rounds, against the claim | +5.17" in text
 
 
 def test_seeds_that_do_not_count_are_named(tmp_path: Path) -> None:
@@ -210,12 +248,12 @@ def test_seeds_that_do_not_count_are_named(tmp_path: Path) -> None:
     excluded = {"left_out": [0, 1], "with_left_out": found["claims"][0]["difference"]}
     none = claim_with(found, needs="given", difference=None, verdict=None, **excluded)
     said = (
-        "seeds 0, 1 excluded, where this is below 100: % of the shares of images for which there were enough; "
-        "with them +5.5 (-0.853 to +11.9)"
+        "seeds 0, 1 do not count, since too few sure images were made for all shares; "
+        "with them the difference is +5.5 (-0.853 to +11.9)"
     )
     text = report(tmp_path, none)
-    assert f"| - against - | - | - | **no verdict**; {said} |" in text
-    assert "| A paper | - | - | - | - | 1 |" in text
+    assert f"| **no verdict**; {said} | +10.5 | - | 60.50 ± 1.25 against 50 | - against - |" in text
+    assert "| A paper: observations | - | - | - | - | 1 |" in text
 
 
 def test_verdicts_are_counted_by_what_they_settle(tmp_path: Path) -> None:
@@ -225,9 +263,10 @@ def test_verdicts_are_counted_by_what_they_settle(tmp_path: Path) -> None:
         [claim] = results_of([50] * len(each), [50 + value for value in each])["claims"]
         claims.append(claim | {"says": name, "caveat": "by moonlight" if name == "told" else ""})
     text = report(tmp_path, results_of([50], [55]) | {"claims": claims})
-    heads = "| claims | reproduced (with a reservation) | partly | not, within chance | not, beyond chance | fewer than"
-    assert heads in text
-    assert "| A paper | 2 (1) | 1 | 1 | 1 | 2 |" in text
+    assert (
+        "reproduced (with a reservation) | undecided, as claimed | undecided, not as claimed | the other way," in text
+    )
+    assert "| A paper: observations | 2 (1) | 1 | 1 | 1 | 2 |" in text
 
 
 def test_rows_that_were_not_run_are_named_and_not_shown(tmp_path: Path) -> None:
