@@ -31,11 +31,9 @@ from fedrpc.report.paper_overview import plot_claims
 from fedrpc.report.paper_plots import plot_curves, plot_rows
 from fedrpc.report.paper_table import format_results
 from fedrpc.report.paper_words import (
-    NONE,
     Results,
     describe_changes,
-    describe_difference,
-    describe_paper,
+    describe_outcome,
     describe_verdict,
     find_printed,
     flatten,
@@ -240,9 +238,7 @@ def write_section(entry: Entry, plots: Sequence[str]) -> list[str]:
         "",
     ]
     for claim in results["claims"]:
-        theirs = describe_paper(results, claim)
-        beside = f"; in the paper {theirs}" if theirs != NONE else ""
-        told = f"**{describe_verdict(claim)}**: {claim['says']} ({describe_difference(claim)}{beside})"
+        told = f"**{describe_verdict(claim)}**: {describe_outcome(results, claim)}"
         lines.append("; ".join([f"- {told}", *list_reservations(entry, claim)]))
     lines += ["", *write_table(results), ""]
     for name in plots:

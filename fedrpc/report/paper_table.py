@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fedrpc.report.paper_words import (
     Results,
-    describe_difference,
+    describe_outcome,
     describe_reservations,
     describe_verdict,
     find_printed,
@@ -89,7 +89,7 @@ def show_results(results: Results, console: Console) -> None:
     judged = [claim for claim in results["claims"] if claim["difference"] is not None or claim["left_out"]]
     for claim in judged:
         words = Text(f"{describe_verdict(claim)}: ", style=_STYLES[claim["verdict"]])
-        told = f"{claim['says']} ({describe_difference(claim)})"
-        console.print(words + Text("; ".join([told, *describe_reservations(claim)])), soft_wrap=True)
+        told = "; ".join([describe_outcome(results, claim), *describe_reservations(claim)])
+        console.print(words + Text(told), soft_wrap=True)
     if idle := len(results["claims"]) - len(judged):
         console.print(f"without runs: {pluralize(idle, 'claim')}", style="dim", highlight=False)

@@ -145,6 +145,13 @@ def describe_difference(claim: Results) -> str:
     return f"{told}; as claimed in {found['better']} of {pluralize(found['n'], 'seed')}"
 
 
+def describe_outcome(results: Results, claim: Results) -> str:
+    """What is claimed, and what came out here and in the paper."""
+    theirs = describe_paper(results, claim)
+    beside = f"; in the paper {theirs}" if theirs != NONE else ""
+    return f"{claim['says']} ({describe_difference(claim)}{beside})"
+
+
 def format_interval(claim: Results) -> str:
     """A claim's difference with its interval over seeds."""
     return _write_interval(claim["difference"], claim["by"])
