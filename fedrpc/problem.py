@@ -85,7 +85,7 @@ class Problem:
             build=lambda purpose, make: self._build_network(make, f"init-{purpose}"),
             num_examples=lambda: self.num_examples,
             bounds=self.dataset.bounds(config.normalise),
-            held_out=self._name_held_out(),
+            validation=self._name_validation(),
         )
         self.method.check(self.env)
         self.aggregators = self._build_aggregators()
@@ -192,18 +192,17 @@ class Problem:
         train, share = self.dataset.train, self.config.validation
         return hold_out(train.y, train.group, share, self.config.seed) if share else None
 
-    def _name_held_out(self) -> str:
+    def _name_validation(self) -> str:
         """A name of the validation set: equal names are the same examples of the same data; "" without one."""
         held = self._validation
         return (
             "" if held is None else hashlib.sha256(self.data_digest.encode() + held.astype("<i8").tobytes()).hexdigest()
         )
 
-    @property
-    def held_out(self) -> dict[str, Any]:
+    def describe_validation(self) -> dict[str, Any]:
         """The validation set for partition.json: how many examples, and their name; empty without one."""
         held = self._validation
-        return {} if held is None else {"held_out": {"count": len(held), "sha256": self.env.held_out}}
+        return {} if held is None else {"validation": {"count": len(held), "sha256": self.env.validation}}
 
     def split_client_indices(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """A client's training and test examples, as positions in the training set."""

@@ -38,7 +38,7 @@ class Env(Generic[P_co]):
     build: Callable[[str, Callable[[], nn.Module]], nn.Module]  # any other network, with initial weights by purpose
     num_examples: Callable[[], Sequence[int]]  # of every client's training data; the first call computes the partition
     bounds: tuple[Tensor, Tensor] | None  # the least and the greatest value of an input, by channel; None for signals
-    held_out: str = ""  # names the training examples that are tested on in place of the test set; "" for the test set
+    validation: str = ""  # names the training examples that are tested on in place of the test set; "" for the test set
 
 
 @dataclass(frozen=True)

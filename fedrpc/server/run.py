@@ -236,7 +236,7 @@ def _prepare(config: RunConfig, data_dir: Path | None) -> tuple[Problem, dict[st
     table = summarize_partition(problem.partition, problem.dataset.train.y, problem.dataset.num_classes)
     # For those who read the run without its data: what a client trains on, after its local test set is set aside.
     found = {"num_train": list(problem.env.num_examples()), "shape": list(problem.dataset.shape)}
-    return problem, table | {"classes": list(problem.dataset.classes)} | found | problem.held_out
+    return problem, table | {"classes": list(problem.dataset.classes)} | found | problem.describe_validation()
 
 
 def _list_stages(problem: Problem) -> Stages:

@@ -14,13 +14,13 @@ S = TypeVar("S")
 
 
 def load_earlier_state(
-    folder: Path, cls: type[S], expected_sha256: str | None, held_out: str = ""
+    folder: Path, cls: type[S], expected_sha256: str | None, validation: str = ""
 ) -> tuple[S, dict[str, Any]]:
     """The state in the last checkpoint of a run whose set-up is over, and where it comes from, for the records.
 
     Args:
         expected_sha256: The checkpoint's SHA-256; None accepts any.
-        held_out: The run's `env.held_out`: what it is tested on, and nothing of it may have been trained on.
+        validation: The run's `env.validation`: what it is tested on, and nothing of it may have been trained on.
 
     Raises:
         ConfigError: There is no checkpoint, or it is damaged, of another method, or not the expected one; or that run
@@ -42,7 +42,7 @@ def load_earlier_state(
         )
     if not over:
         raise ConfigError(f"the run in {folder} is still in its set-up; let it finish first")
-    if held_out and held_out != _read_held_out(folder):
+    if validation and validation != _read_validation(folder):
         raise ConfigError(
             f"the run in {folder} may have trained on what this one is tested on (validation), since it held other "
             "examples out, or none; run it again with this run's dataset, seed and validation"
@@ -54,9 +54,9 @@ def load_earlier_state(
     return state, {"run_id": run_id, "checkpoint_sha256": sha256}
 
 
-def _read_held_out(folder: Path) -> str | None:
+def _read_validation(folder: Path) -> str | None:
     try:
-        found: str = json.loads((folder / "partition.json").read_text())["held_out"]["sha256"]
+        found: str = json.loads((folder / "partition.json").read_text())["validation"]["sha256"]
         return found
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -157,7 +157,7 @@ class GanMethod(Method[State, G]):
         return state
 
     def _adopt_generator(self, state: State, rnd: Round[G], folder: Path) -> State:
-        found, source = load_earlier_state(folder, State, rnd.params.gan_sha256, rnd.env.held_out)
+        found, source = load_earlier_state(folder, State, rnd.params.gan_sha256, rnd.env.validation)
         load(self.build_generator(rnd.env), found.generator)  # raises when it is of another shape
         note = "the bytes of its GAN phase, and what clients gave away in it, are in that run's ledgers"
         rnd.record(gan_from=source | {"steps": len(found.losses), "note": note})

@@ -496,13 +496,13 @@ def test_a_generator_that_may_have_seen_what_is_tested_on_is_refused(tmp_path):
         with InMemoryFederation(problem) as federation:
             asyncio.run(problem.method.setup(federation.init(), federation.stage(SETUP_ROUND)))
 
-    def write_partition(**held_out: float) -> None:
-        table = problem_of("mpgan", params=SMALL, **held_out).held_out
+    def write_partition(**settings: float) -> None:
+        table = problem_of("mpgan", params=SMALL, **settings).describe_validation()
         (tmp_path / "partition.json").write_text(json.dumps(table))
 
     adopt(None)
-    for held_out in ({}, {"validation": 0.2}, {"validation": 0.1, "seed": 8}):
-        write_partition(**held_out)
+    for settings in ({}, {"validation": 0.2}, {"validation": 0.1, "seed": 8}):
+        write_partition(**settings)
         adopt(None)  # of the test set nobody trains on anything
         with pytest.raises(ConfigError, match=r"may have trained on what this one is tested on \(validation\)"):
             adopt(0.1)
