@@ -195,9 +195,9 @@ class Problem:
     def _name_validation(self) -> str:
         """A name of the validation set: equal names are the same examples of the same data; "" without one."""
         held = self._validation
-        return (
-            "" if held is None else hashlib.sha256(self.data_digest.encode() + held.astype("<i8").tobytes()).hexdigest()
-        )
+        if held is None:
+            return ""
+        return hashlib.sha256(self.data_digest.encode() + held.astype("<i8").tobytes()).hexdigest()
 
     def describe_validation(self) -> dict[str, Any]:
         """The validation set for partition.json: how many examples, and their name; empty without one."""
