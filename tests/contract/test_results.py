@@ -45,3 +45,13 @@ def test_each_layer_of_the_wire_holds_the_one_before() -> None:
     for row in json.loads((FOLDER / "overhead.json").read_text())["rows"]:
         layers = [row["ours"][f"{layer}_bytes"]["mean"] for layer in ("tensor", "encoded", "message", "kernel")]
         assert layers == sorted(layers), row["name"]
+
+
+def test_the_choice_of_q_follows_from_its_rule() -> None:
+    """The lowest variance over clients of those at most a point less accurate than FedAvg on the held-out part."""
+    results = json.loads((FOLDER / VARIATIONS / "qffl-mnist+validation=0.1.json").read_text())
+    found = {row["name"]: row["ours"] for row in results["rows"]}
+    least = found.pop("FedAvg")["last10"]["mean"] - 1
+    fit = {name: ours["client_variance"]["mean"] for name, ours in found.items() if ours["last10"]["mean"] >= least}
+    notes = " ".join(read_experiment("qffl-mnist").notes)
+    assert f"by it the choice is {min(fit, key=lambda name: fit[name])}," in notes
