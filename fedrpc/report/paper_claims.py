@@ -15,6 +15,7 @@ from fedrpc.report.paper_words import (
     describe_reservations,
     describe_verdict,
     format_interval,
+    is_against,
     is_undecided,
     list_pairs,
 )
@@ -114,7 +115,8 @@ def _count(claims: Sequence[tuple[Results, Results]]) -> list[str]:
         count = counts.setdefault(_name_group(results, claim), Counter())
         sort = _sort_claim(claim)
         count[sort] += 1
-        count[_RESERVED] += sort == _SURE and bool(claim["caveat"] or claim["left_out"])
+        is_reserved = bool(claim["caveat"] or claim["left_out"] or is_against(results, claim))
+        count[_RESERVED] += sort == _SURE and is_reserved
     lines = [write_markdown_row("claims", *_SORTS), f"|---|{'---:|' * len(_SORTS)}"]
     for name, count in counts.items():
         reserved = f" ({count[_RESERVED]})" if count[_RESERVED] else ""

@@ -131,7 +131,13 @@ def describe_paper(results: Results, claim: Results) -> str:
     if found is None:
         return NONE
     where = f", {describe_measure(claim['printed'])}" if claim.get("printed") else ""
-    return f"{_shift(found, 0.0)}{where}{', against the claim' if found <= min(claim['by'], 0.0) else ''}"
+    return f"{_shift(found, 0.0)}{where}{', against the claim' if is_against(results, claim) else ''}"
+
+
+def is_against(results: Results, claim: Results) -> bool:
+    """Whether the paper's own figures are against the claim."""
+    found = find_paper_difference(results, claim)
+    return found is not None and found <= min(claim["by"], 0.0)
 
 
 def describe_difference(claim: Results) -> str:

@@ -241,6 +241,7 @@ def test_headlines_stand_at_the_top_beside_the_papers_difference(tmp_path: Path)
     found["rows"][1]["paper"]["class_variance"] = 20
     text = report(tmp_path / "both", claim_with(found, headline=True, printed="class_variance"))
     assert "| -10, variance over classes, last ten rounds, against the claim | +5.17" in text
+    assert "| A paper: observations | 1 (1) | - |" in text, "that is a reservation"
 
 
 def test_seeds_that_do_not_count_are_named(tmp_path: Path) -> None:
